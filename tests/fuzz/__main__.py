@@ -22,6 +22,13 @@ def main() -> int:
     read.add_argument("--first", type=int, default=0, help="the first seed")
     read.add_argument("--seed", type=int, help="one call alone, in words")
     read.add_argument("--threads", type=int, default=1)
+    read.add_argument(
+        "--kept",
+        nargs="+",
+        choices=KEPT,
+        default=(),
+        help="ask only about calls whose keys and values are kept so, and about these only in their surroundings",
+    )
     given = read.parse_args()
     if given.seed is not None:
         start_process(given.threads)
@@ -31,9 +38,12 @@ def main() -> int:
         return bool(outcome.findings)
     counts, start, seed = Counter[str](), time.monotonic(), given.first
     process = new_process(given.threads)
-    while time.monotonic() - start < 60 * given.minutes and seed < given.first + given.calls:
+    while time.monotonic() - start < 60 * given.minutes and counts["calls"] < given.calls:
+        if given.kept and kept_as(seed) not in given.kept:
+            seed += 1
+            continue
         try:
-            outcome = process.submit(run, seed).result()
+            outcome = process.submit(run, seed, plain=not given.kept).result()
         except BrokenProcessPool:
             outcome, process = Outcome(findings=["it ended the process"]), new_process(given.threads)
         counts["calls"] += 1
@@ -48,6 +58,9 @@ def main() -> int:
     spent = time.monotonic() - start
     print(f"\nseeds {given.first} to {seed - 1} in {spent:.0f} s: {dict(counts)}")
     return bool(counts["findings"])
+
+
+KEPT = "int8", "pages", "int8 in pages"
 
 
 def kept_as(seed: int) -> str:

@@ -41,13 +41,13 @@ class Outcome:
     findings: list[str] = field(default_factory=list)
 
 
-def run(seed: int) -> Outcome:
+def run(seed: int, plain: bool = True) -> Outcome:
     """The call of a seed, drawn and checked."""
-    return check(draw(seed), seed)
+    return check(draw(seed), seed, plain)
 
 
-def check(call: Call, seed: int) -> Outcome:
-    """One call, in a few ways that its seed chooses."""
+def check(call: Call, seed: int, plain: bool = True) -> Outcome:
+    """One call, in a few ways that its seed chooses; plain: not only in its surroundings."""
     outcome, s = Outcome(), Source.of(seed + 1)
     before = [(t, _memory(t)) for t in call.tensors().values()]
     try:
@@ -55,9 +55,11 @@ def check(call: Call, seed: int) -> Outcome:
             # a mask of two axes that might have been meant otherwise is told of, and taken as documented
             warnings.filterwarnings("ignore", message=".*Dense", category=UserWarning)
             warnings.filterwarnings("ignore", message=".*MaskedTensor", category=UserWarning)  # "a prototype"
-            for way in ways_of(s, call):
+            for way in ways_of(s, call) if plain else ():
                 outcome.findings += _checked(call, way, s)
-            outcome.findings += surrounded(call, Source.of(seed + 4))
+            found = surrounded(call, Source.of(seed + 4))
+            outcome.findings += found.findings
+            outcome.refused = None if plain else found.refused
     except (rg.Unsupported, rg.ShapeError) as refusal:
         if not REFUSED.search(str(refusal)):
             outcome.findings.append(f"refused: {refusal}")
@@ -129,8 +131,8 @@ def _checked(call: Call, way: Way, s: Source) -> list[str]:
     return [f"{way.name}: {what}" for what in complaints if what is not None]
 
 
-def surrounded(call: Call, s: Source) -> list[str]:
-    """What is wrong with the call in random surroundings, asked about in one way."""
+def surrounded(call: Call, s: Source) -> Outcome:
+    """What came of the call in random surroundings, asked about in one way."""
     around, call = draw_surroundings(s, call)
     ways = [way for way in (*WAYS, *ADDED) if way.suits(call)]
     chances = [5.0 if way is WAYS[0] else way.chance for way in ways]
@@ -143,17 +145,19 @@ def surrounded(call: Call, s: Source) -> list[str]:
         results = way.regard(own, Source.of(seed))
         return with_gradients(results, leaves, _cotangents(results, seed))
 
+    refused: str | None = None
     try:
         found = around.ask(call, ask)
         results = {name: t for name, t in found.items() if not name.startswith("gradient of ")}
         complaints = _compared(call, way, seed, found, _cotangents(results, seed))
     except (rg.Unsupported, rg.ShapeError) as refusal:
-        complaints = [] if REFUSED.search(str(refusal)) else [f"refused: {refusal}"]
+        refused = str(refusal)
+        complaints = [] if REFUSED.search(refused) else [f"refused: {refused}"]
     except Exception as error:
         complaints = [f"raised {type(error).__name__}: {error}"]
     if any(not torch.equal(_memory(t), was) for t, was in before):
         complaints.append("an input was written")
-    return [f"{way.name} in {around}: {what}" for what in complaints if what is not None]
+    return Outcome(refused, [f"{way.name} in {around}: {what}" for what in complaints if what is not None])
 
 
 def _cotangents(results: Tensors, seed: int) -> Tensors:

@@ -6,6 +6,7 @@ regard's kernels.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from fuzz import __main__ as command
 from fuzz import check
 from fuzz.__main__ import kept_as
 from fuzz.call import Call, Part
@@ -48,7 +50,7 @@ def findings(around: Surroundings, monkeypatch: pytest.MonkeyPatch) -> list[str]
     monkeypatch.setattr(check, "draw_surroundings", lambda s, given: (around, given))
     monkeypatch.setattr(check, "WAYS", check.WAYS[:1])
     monkeypatch.setattr(check, "ADDED", ())
-    return check.surrounded(call, Source.of(0))
+    return check.surrounded(call, Source.of(0)).findings
 
 
 def by_default_dtype(*tensors: Tensor, **given: Any) -> Tensor:
@@ -182,3 +184,37 @@ def test_the_state_of_torch_comes_back_when_a_call_raises() -> None:
 def test_it_says_how_keys_are_kept() -> None:
     """What `python -m tests.fuzz` counts."""
     assert {kept_as(seed) for seed in range(60)} == {"", "int8", "pages", "int8 in pages"}
+
+
+class Here:
+    """In the place of the process that makes the calls."""
+
+    def submit(self, run: Callable[..., check.Outcome], seed: int, **how: bool) -> Here:
+        self.outcome = run(seed, **how)
+        return self
+
+    def result(self) -> check.Outcome:
+        return self.outcome
+
+
+@pytest.mark.parametrize("kinds", [["int8"], ["int8", "int8 in pages"], ["pages"]])
+def test_only_calls_that_are_kept_so(
+    kinds: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--kept`: so many of them, each in its surroundings alone; what is refused or wrong there is counted."""
+    asked: list[int] = []
+
+    def surrounded(call: Call, s: Source) -> check.Outcome:
+        asked.append(len(asked))
+        return check.Outcome("it is refused" if len(asked) == 2 else None, ["it is wrong"] if len(asked) == 3 else [])
+
+    monkeypatch.setattr(check, "surrounded", surrounded)
+    monkeypatch.setattr(check, "ways_of", lambda s, call: pytest.fail("the call is asked about without them"))
+    monkeypatch.setattr(command, "new_process", lambda threads: Here())
+    monkeypatch.setattr("sys.argv", ["fuzz", "--calls", "6", "--first", "10", "--kept", *kinds])
+    assert command.main() == 1
+    told = capsys.readouterr().out
+    counts = ast.literal_eval(told[told.rindex("{") :])
+    assert counts.pop("calls") == len(asked) == 6 and counts.pop("refused") == counts.pop("findings") == 1
+    assert counts.keys() <= set(kinds) and sum(counts.values()) == 5
+    assert kept_as(int(told.split()[1])) in kinds and "it is wrong" in told
