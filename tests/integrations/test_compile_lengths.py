@@ -95,13 +95,14 @@ def test_graphs_for_20_lengths(name: str, dynamic: bool | None, most: int) -> No
         (AFTER, {"start", "stop"}),
         (rg.Dilated(3) | rg.Prefix(torch.tensor([2, 4])), {"mask_0", "mask_1", "mask_2"}),
         (rg.Dilated(3) & rg.Causal(), {"mask_0", "mask_1"}),
-        (ROWS, {"allowed"}),
-        (ROWS & rg.Causal(), {"allowed", "last"}),
+        (ROWS, {"mask_0", "mask_1"}),
+        (ROWS & rg.Causal(), {"mask_0", "mask_1"}),
+        (rg.Where(lambda b, h, i, j: SLOPES[h] > 0.2) & rg.Causal(), {"allowed", "last"}),
     ],
     ids=lambda given: repr(given) if isinstance(given, rg.Mask) else ",".join(sorted(given)),
 )
 def test_what_a_graph_holds_of_a_mask(mask: rg.Mask, operands: set[str]) -> None:
-    """A rule, intervals, or the mask itself as a text and tensors; a byte a pair of a function of Python alone."""
+    """A rule, intervals, or the mask itself as a text and tensors; a byte a pair of what cannot be recorded."""
     names = {argument.name for argument in torch.ops.regard.forward.default._schema.arguments}
     of_masks = {"start", "stop", "first", "last", "key_counts", "query_counts", "q_documents", "k_documents", "allowed"}
     of_masks |= set(MASK_TENSORS)

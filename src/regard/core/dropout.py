@@ -15,7 +15,7 @@ from regard.core.value import Value
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
 
 # 24 bits decide: they are exact in float32, and p is met to 6e-8
-_BITS = 24
+BITS = 24
 # what the number of a head is multiplied by
 _HEAD = 0x85EBCA77
 
@@ -73,13 +73,13 @@ class Dropout(Value):
     def keep(self, at: Region, dtype: torch.dtype) -> Tensor:
         """The factor of each weight of a region, 0 or 1 / (1 - p), broadcastable to (*batch, h, r, c)."""
         assert self.seed is not None
-        kept = (_bits(self.seed, at) >> (32 - _BITS)) >= self.threshold
+        kept = (_bits(self.seed, at) >> (32 - BITS)) >= self.threshold
         return kept.to(dtype) * self.scale
 
     @property
     def threshold(self) -> int:
         """A weight is kept if the upper 24 of its 32 random bits, as a number, are at least this."""
-        return round(self.p * (1 << _BITS))
+        return round(self.p * (1 << BITS))
 
     @property
     def scale(self) -> float:

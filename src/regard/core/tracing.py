@@ -87,7 +87,7 @@ _KEYS = torch._C._TorchDispatchModeKey  # pyright: ignore[reportPrivateUsage]
 _TRACERS = (_KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL)
 
 
-def symbolic(*sizes: int) -> bool:
+def symbolic(*sizes: float) -> bool:
     """Whether one of them has no fixed value: a dynamic axis of torch.compile, torch.export or make_fx."""
     shapes = loaded("torch.fx.experimental.symbolic_shapes")
     if shapes is None or scripted():

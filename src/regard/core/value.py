@@ -78,7 +78,7 @@ def calls_functions_of_others(item: Any) -> bool:
     """Whether what a value computes may follow from code that is not regard's: a class of others, or a function."""
     if isinstance(item, Value):
         return not is_regards_own(type(item)) or any(
-            calls_functions_of_others(getattr(item, name)) for name in _names_of(item)
+            calls_functions_of_others(getattr(item, name)) for name in fields_of(item)
         )
     if isinstance(item, tuple):
         return any(map(calls_functions_of_others, item))  # pyright: ignore[reportUnknownVariableType]
@@ -142,10 +142,11 @@ def _range(item: Any) -> str:
 
 
 def _items(value: Value) -> list[Any]:
-    return [getattr(value, name) for name in _names_of(value)]
+    return [getattr(value, name) for name in fields_of(value)]
 
 
-def _names_of(value: Value) -> tuple[str, ...]:
+def fields_of(value: Value) -> tuple[str, ...]:
+    """The fields of a value, in order, in a graph too."""
     if torch.compiler.is_compiling():  # dynamo follows `fields` of an instance, not of a class
         return tuple(f.name for f in fields(value))  # type: ignore[arg-type]
     return names(type(value))
@@ -156,7 +157,7 @@ def _gather(item: Any, found: list[Tensor]) -> None:
     if isinstance(item, Tensor):
         found.append(item)
     elif isinstance(item, Value):
-        for name in _names_of(item):
+        for name in fields_of(item):
             _gather(getattr(item, name), found)
     elif isinstance(item, tuple):
         for part in item:  # pyright: ignore[reportUnknownVariableType]
@@ -180,7 +181,7 @@ def _exchange(item: Any, tensors: Iterator[Tensor]) -> Any:
     if not isinstance(item, Value) or not item.tensors():
         return item
     twin = copy.copy(item)
-    for name in _names_of(item):
+    for name in fields_of(item):
         # The class is frozen and already validated: the exchanged tensors stand for the same quantities.
         object.__setattr__(twin, name, _exchange(getattr(item, name), tensors))
     return twin

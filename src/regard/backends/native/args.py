@@ -44,6 +44,7 @@ class KernelArgs:
     operands   those that the call has, by their names in call_operands.OPERANDS
     numbers    those that are not as call_operands.NUMBERS says, by name
     mask_text  a mask that is no operand yet, in a graph: see mask_text.py; mask_0, ... are its positions and tensors
+    score_text modifiers that are no program yet, in a graph: see programs/text.py; program_0, ... are their tensors
     """
 
     q: Tensor
@@ -52,6 +53,7 @@ class KernelArgs:
     operands: Mapping[str, Tensor]
     numbers: Mapping[str, Any]
     mask_text: str = ""
+    score_text: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -84,10 +86,10 @@ class KernelArgs:
 
 
 def kernel_args(q: Tensor, k: Tensor, v: Tensor, found: Mapping[str, Any]) -> KernelArgs:
-    """The arguments of a call from its operands, numbers and, in a graph, the text of its mask, by name."""
+    """The arguments of a call from its operands, numbers and, in a graph, the texts of its mask and score, by name."""
     operands = {name: x for name, x in found.items() if isinstance(x, Tensor)}
     numbers = {name: x for name, x in found.items() if name in NUMBERS}
-    return KernelArgs(q, k, v, operands, numbers, found.get("mask_text", ""))
+    return KernelArgs(q, k, v, operands, numbers, found.get("mask_text", ""), found.get("score_text", ""))
 
 
 def why_not(problem: Problem) -> str | None:

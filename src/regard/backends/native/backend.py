@@ -25,8 +25,8 @@ from regard.backends.native.launch import (
     natural_row_stats,
 )
 from regard.backends.native.lower_mask import lower_mask, program_of_mask, why_no_program
-from regard.backends.native.mask_text import why_not_text
-from regard.backends.native.modifiers.program import OPERAND_NAMES, described
+from regard.backends.native.mask_text import has_function, why_not_text, with_recorded
+from regard.backends.native.modifiers.program import OPERAND_NAMES, described, recorded_modifiers
 from regard.backends.native.modifiers.table import programmed, why_not_learned
 from regard.backends.native.plan import ForwardPlan
 from regard.backends.native.plan_limits import repeats
@@ -200,14 +200,34 @@ class Native(Backend):
         unlowered = why_no_program(problem)
         if unlowered is not None:
             found["mask as"] += f", since no program: {unlowered}"
-        unwritten = why_not_text(problem.mask)
-        if unwritten is not None and kinds.keys() & args.keys():
-            found["in graphs"] = (
-                f"the mask is written out, {_bytes_of_pairs(problem) / 1e6:,.1f} MB, and what its function computes "
-                f"on the way: {unwritten}"
-            )
+        said = self._in_graphs(own, problem, bool(kinds.keys() & args.keys()))
+        if said:
+            found["in graphs"] = said
         streamed = _family(problem).why_streamed(problem, tuple(t.requires_grad for t in problem.tensors()))
         return {**found, "backward": f"streamed over tiles in PyTorch: {streamed}" if streamed else "the same kernels"}
+
+    def _in_graphs(self, own: Problem, problem: Problem, pairs: bool) -> str:
+        """What graphs hold of functions that a person wrote. pairs: whether the mask is no interval here."""
+        said: list[str] = []
+        if own is not problem:
+            return f"{own.similarity!r} runs tile by tile in PyTorch"
+        if programmed(problem) and 0 not in problem.frame.shape:
+            modifiers = recorded_modifiers(problem)
+            if isinstance(modifiers, str):
+                said.append(f"the modifiers run tile by tile in PyTorch: {modifiers}")
+            else:
+                said.append("the modifiers are a program, which is made where the graph runs")
+        if has_function(problem.mask) and pairs:
+            mask = with_recorded(problem.mask, problem.frame)
+            unwritten = mask if isinstance(mask, str) else why_not_text(mask)
+            if unwritten is None:
+                said.append("the mask is a function that was recorded, which is lowered where the graph runs")
+            else:
+                said.append(
+                    f"the mask is written out, {_bytes_of_pairs(problem) / 1e6:,.1f} MB, and what its function "
+                    f"computes on the way: {unwritten}"
+                )
+        return "; ".join(said)
 
     def _products(self, problem: Problem, mask: dict[str, Any]) -> dict[str, str]:
         """What multiplies where there is a matrix unit, if tensors that require gradients get them."""

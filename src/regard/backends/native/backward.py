@@ -25,8 +25,8 @@ from regard.scores.similarity import Distance, ScaledDot
 
 Pair = tuple[Tensor, Tensor]
 _BY_HEAD = {name for name, operand in OPERANDS.items() if operand.learned and not operand.strided}
-# Operands that have gradients, in graphs too: no program runs there.
-LEARNED = ("q", "k", "v", *(name for name, modifier in BY_LEARNED.items() if modifier in STEPS), "sink")
+# What has gradients, in graphs too: there the operands of a program are the tensors that its modifiers hold.
+LEARNED = ("q", "k", "v", *BY_LEARNED, "sink")
 # What the first tensors of a score, by field, are to the kernels; those of Bilinear and Cosine are in q and k already.
 _KINDS = {ScaledDot: {"scale": "scale"}, **{modifier.stage: modifier.learned() for modifier in STEPS}}
 

@@ -19,11 +19,10 @@ from torch.nn.functional import pad
 
 from regard.backends.native.call_operands import DOCUMENTS, INTERVALS
 from regard.backends.native.mask_program import MaskProgram, mask_program
-from regard.backends.native.mask_text import MOST, read_mask, why_not_text, write_mask
+from regard.backends.native.mask_text import MOST, has_function, why_not_text, with_recorded, write_mask
+from regard.backends.native.modifiers.table import programmed
 from regard.backends.native.operands import ONE, KernelOperand, full
 from regard.call.problem import Problem
-from regard.core.errors import ShapeError
-from regard.core.positions import Positions
 from regard.core.region import Frame
 from regard.core.shapes import FARTHEST, blocks
 from regard.core.tracing import data_unavailable, watched
@@ -43,25 +42,35 @@ def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Any]
     """The mask as intervals, as booleans that the caller has, as a program, as a map of tiles, or several of these.
 
     Without tiles (in a graph, which serves any) a mask that is known as no interval stays a mask, as a text and
-    tensors, which lower_text reads where the graph runs; one that has no text is written out, a byte a pair.
+    tensors, which text_calls.py reads where the graph runs; one that has no text is written out, a byte a pair.
     """
     if tile is not None:
         found = _lower_program(problem, tile)
         return _lower(problem.mask, problem.frame, problem.key_heads, tile) if found is None else found
     mask, frame = problem.mask, problem.frame
+    if programmed(problem):  # the operator makes the program of the modifiers beside that of the mask
+        own = with_recorded(mask, frame)
+        if isinstance(own, str) or why_not_text(own) is not None:
+            own = Dense(full(mask.visible(frame.region())))
+        return _as_text(own, frame)
     known = _without_pairs(mask, frame)
     if known is not None:
         return known
-    if why_not_text(mask) is None:
-        text, tensors = write_mask(mask, frame)
-        tensors = (frame.positions.q, frame.positions.k, *tensors)
-        return {"mask_text": text, **dict(zip(MASK_TENSORS, tensors, strict=False))}
+    own = with_recorded(mask, frame)
+    if isinstance(own, Mask) and why_not_text(own) is None:
+        return _as_text(own, frame)
     if type(mask) is And:
         for pairs, other in ((mask.a, mask.b), (mask.b, mask.a)):
             rest = lower_intervals(other, frame)
             if rest is not None:
                 return {"allowed": full(pairs.visible(frame.region())), **rest}
     return {"allowed": full(mask.visible(frame.region()))}
+
+
+def _as_text(mask: Mask, frame: Frame) -> dict[str, Any]:
+    text, tensors = write_mask(mask, frame)
+    tensors = (frame.positions.q, frame.positions.k, *tensors)
+    return {"mask_text": text, **dict(zip(MASK_TENSORS, tensors, strict=False))}
 
 
 def needs_tiles(problem: Problem) -> bool:
@@ -104,7 +113,7 @@ _programs: WeakKeyDictionary[Problem, _Programmed] = WeakKeyDictionary()
 
 def _programmed(problem: Problem) -> _Programmed | None:
     """None of a mask that needs no program."""
-    if why_not_text(problem.mask) is None or 0 in problem.frame.shape or not needs_tiles(problem) or watched():
+    if not has_function(problem.mask) or 0 in problem.frame.shape or not needs_tiles(problem) or watched():
         return None
     if problem not in _programs:
         known, rest = _intervals_beside(problem.mask, problem.frame)
@@ -128,7 +137,7 @@ def _intervals_beside(mask: Mask, frame: Frame) -> tuple[dict[str, Any], Mask]:
     """Those of the masks that & joins that are intervals together, as lower_intervals writes them; and the rest."""
     own, others = list[Mask](), list[Mask]()
     for part in joined(mask):
-        known = why_not_text(part) is None and lower_intervals(part, frame) is not None
+        known = not has_function(part) and lower_intervals(part, frame) is not None
         (own if known else others).append(part)
     intervals = lower_intervals(reduce(and_, own), frame) if own and others else None
     return ({}, mask) if intervals is None else (intervals, reduce(and_, others))
@@ -136,19 +145,6 @@ def _intervals_beside(mask: Mask, frame: Frame) -> tuple[dict[str, Any], Mask]:
 
 def _few(frame: Frame, key_heads: int) -> bool:
     return frame.heads // max(key_heads, 1) * frame.nq < FEW
-
-
-def lower_text(
-    text: str, tensors: list[Tensor], shape: tuple[int, ...], key_heads: int, tile: tuple[int, int]
-) -> dict[str, Any]:
-    """What lower_mask says with tiles, of a mask that it wrote as a text; shape (*batch, heads, nq, nk) of the call."""
-    *batch, heads, nq, nk = shape
-    positions, mask = Positions(*tensors[:2]), read_mask(text, tensors[2:])
-    frame = Frame.of(nq, nk, batch=tuple(batch), heads=heads, positions=positions)
-    complaint = mask.shape_error(frame)
-    if complaint is not None:
-        raise ShapeError(complaint)
-    return _lower(mask, frame, key_heads, tile)
 
 
 def _lower(mask: Mask, frame: Frame, key_heads: int, tile: tuple[int, int]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 A map of tiles cannot be made in a graph: it has as many bits as the numbers of the mask say, and tiles of one
 instruction set. So the operator is given the mask itself: Or(Causal(),Dilated(3)) is ["Or",["Causal"],["Dilated",3]],
-a tensor stands there as its number in the list of tensors, ["Dense",[0]].
+a tensor stands there as its number in the list of tensors, ["Dense",[0]]. A function of Python is recorded first: see
+programs/text.py.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.backends.native.programs.record import record_mask
+from regard.backends.native.programs.text import RecordedMask
 from regard.core.region import Frame
 from regard.core.tracing import symbolic
 from regard.core.value import Value
@@ -32,6 +35,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {  # by type, not isinstance: a subclass 
     Lengths: LENGTHS_FIELDS,
     Documents: ("q_ids", "k_ids"),
     Dense: ("allowed",),
+    RecordedMask: ("text", "held"),
 }
 _CLASSES: dict[str, Any] = {kind.__name__: kind for kind in _FIELDS}
 MOST = 6  # tensors that a mask in a graph may hold
@@ -43,6 +47,15 @@ def why_not_text(mask: Mask) -> str | None:
     if unknown is not None:
         return unknown
     return f"it holds more than {MOST} tensors" if len(mask.tensors()) > MOST else None
+
+
+def has_function(mask: Mask) -> bool:
+    """Whether a part of a mask is a function of Python: one that has a text all the same, or none."""
+    if type(mask) is And or type(mask) is Or:
+        return has_function(mask.a) or has_function(mask.b)
+    if type(mask) is Not:
+        return has_function(mask.a)
+    return type(mask) is RecordedMask or why_not_text(mask) is not None
 
 
 def _unknown(mask: Mask) -> str | None:
@@ -58,6 +71,19 @@ def _unknown(mask: Mask) -> str | None:
         elif isinstance(item, int) and symbolic(item):
             return f"{type(mask).__name__}.{name} changes from call to call"
     return None
+
+
+def with_recorded(mask: Mask, frame: Frame) -> Mask | str:
+    """The mask with a RecordedMask in the place of each function of Python; or why that cannot be, as a clause."""
+    if type(mask) is Not:
+        inner = with_recorded(mask.a, frame)
+        return inner if isinstance(inner, str) else Not(inner)
+    if type(mask) is And or type(mask) is Or:
+        a, b = with_recorded(mask.a, frame), with_recorded(mask.b, frame)
+        if isinstance(a, str) or isinstance(b, str):
+            return a if isinstance(a, str) else b
+        return And(a, b) if type(mask) is And else Or(a, b)
+    return mask if type(mask) in _FIELDS else record_mask(mask, frame)
 
 
 def write_mask(mask: Mask, frame: Frame) -> tuple[str, list[Tensor]]:
@@ -77,6 +103,8 @@ def _written(item: Any, frame: Frame, tensors: list[Tensor]) -> str:
     if isinstance(item, Tensor):
         tensors.append(item)
         return f"[{len(tensors) - 1}]"
+    if isinstance(item, tuple):
+        return f"[{','.join([_written(part, frame, tensors) for part in item])}]"  # pyright: ignore
     return "null" if item is None else str(item)
 
 
@@ -92,4 +120,6 @@ def _read(part: Any, tensors: list[Tensor]) -> Value | Tensor | int | None:
         return part
     if isinstance(part[0], int):
         return tensors[part[0]]
+    if part[0] == RecordedMask.__name__:
+        return RecordedMask(json.dumps(part[1]), tuple([tensors[n] for (n,) in part[2]]))
     return _CLASSES[part[0]](*(_read(each, tensors) for each in part[1:]))

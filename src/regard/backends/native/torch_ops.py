@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.args import KernelArgs, kernel_args
-from regard.backends.native.backward import LEARNED, operand_gradients
+from regard.backends.native.backward import LEARNED, Pair, operand_gradients
 from regard.backends.native.call_operands import NUMBERS, OPERANDS
 from regard.backends.native.launch import (
     KernelResults,
@@ -21,20 +21,21 @@ from regard.backends.native.launch import (
     library,
     natural_row_stats,
 )
-from regard.backends.native.lower_mask import MASK_TENSORS, lower_text
+from regard.backends.native.lower_mask import MASK_TENSORS
+from regard.backends.native.text_calls import forward_of_text, gradients_of_text, with_mask
 from regard.core.cotangents import linear_in
 from regard.core.state import RowStats
 
 _TENSORS = (*OPERANDS, *MASK_TENSORS)  # that a call may have or not
 _SYMBOLIC = tuple(name for name, number in NUMBERS.items() if number.in_graphs.startswith("Sym"))
 _FIXED = tuple(name for name in NUMBERS if name not in _SYMBOLIC)  # one argument: torch takes no more than 64
-_NAMES = ("q", "k", "v", *_TENSORS, *_SYMBOLIC, "numbers", "mask_text")
+_NAMES = ("q", "k", "v", *_TENSORS, *_SYMBOLIC, "numbers", "mask_text", "score_text")
 _SCHEMA = ", ".join(
     (
         *("Tensor q", "Tensor k", "Tensor v"),
         *(f"Tensor? {name}" for name in _TENSORS),
         *(f"{NUMBERS[name].in_graphs} {name}" for name in _SYMBOLIC),
-        *("float[] numbers", "str mask_text"),
+        *("float[] numbers", "str mask_text", "str score_text"),
     )
 )
 
@@ -52,7 +53,7 @@ def inputs_of(args: KernelArgs) -> list[Any]:
     """What the operators are given, in the order of their schema."""
     tensors, symbolic = [args.operands.get(name) for name in _TENSORS], [args.number(name) for name in _SYMBOLIC]
     fixed = [float(args.number(name)) for name in _FIXED]
-    return [args.q, args.k, args.v, *tensors, *symbolic, fixed, args.mask_text]
+    return [args.q, args.k, args.v, *tensors, *symbolic, fixed, args.mask_text, args.score_text]
 
 
 def _args(given: Sequence[Any]) -> KernelArgs:
@@ -65,22 +66,13 @@ def _args(given: Sequence[Any]) -> KernelArgs:
 def _forward(*given: Any) -> KernelResults:
     args = _args(given)
     check_shapes(args)
-    args = _with_mask(args)
+    if args.score_text:
+        return forward_of_text(args)
+    args = with_mask(args)
     out, lse, row_stats = results = _empty(args)
     if not filled_without_pairs(args, out, lse, row_stats):
         library().run(arguments(args, out=out, lse=lse, row_stats=row_stats))
     return results
-
-
-def _with_mask(args: KernelArgs) -> KernelArgs:
-    """The same call, its mask as these kernels read it, where it is a text."""
-    if not args.mask_text:
-        return args
-    tensors = [args.operands[name] for name in MASK_TENSORS if name in args.operands]
-    shape = (*args.shape, args.k.shape[-2])
-    mask = lower_text(args.mask_text, tensors, shape, args.k.shape[-3], library().tile)
-    rest = {name: t for name, t in args.operands.items() if name not in MASK_TENSORS}
-    return kernel_args(args.q, args.k, args.v, {**rest, **args.numbers, **mask})
 
 
 def _empty(args: KernelArgs) -> KernelResults:
@@ -90,9 +82,14 @@ def _empty(args: KernelArgs) -> KernelResults:
 def _backward(*arguments: Any) -> list[Tensor]:
     """GradientArguments in the order of LEARNED, of those that `wanted` names; nothing for the rest."""
     *own, (out, lse, row_stats, dout, dlse), wanted = arguments
-    args = _with_mask(_args(own))
-    found = operand_gradients(args, (out, lse, row_stats), (dout, dlse), set(wanted.split()))
+    args, names = _args(own), set(wanted.split())
+    find = gradients_of_text if args.score_text else _gradients
+    found = find(args, (out, lse, row_stats), (dout, dlse), names)
     return [_like(args.tensors()[name], found[name]) if name in found else out.new_empty(0) for name in LEARNED]
+
+
+def _gradients(args: KernelArgs, saved: KernelResults, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
+    return operand_gradients(with_mask(args), saved, cotangents, wanted)
 
 
 def _like(operand: Tensor, g: Tensor) -> Tensor:

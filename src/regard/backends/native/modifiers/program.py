@@ -15,11 +15,13 @@ from regard.backends.native.programs.code import NotLowered
 from regard.backends.native.programs.graph import NotTraced
 from regard.backends.native.programs.lower import Program, lower
 from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERANDS, SLOTS
+from regard.backends.native.programs.record import record_modifiers
 from regard.backends.native.programs.structure import graph_of
+from regard.backends.native.programs.text import RecordedModifier
 from regard.call.problem import Problem
 from regard.core.region import Frame
 from regard.core.shapes import count_of
-from regard.core.tracing import data_unavailable, watched
+from regard.core.tracing import data_unavailable, functorch, graphed, scripted, symbolic, watched
 from regard.scores.additive import Additive
 from regard.scores.algebra import Modifier
 from regard.scores.elementwise import Elementwise
@@ -68,8 +70,11 @@ class Programs(KernelModifier[Modifier]):
         """Of all modifiers at once."""
         if isinstance(problem.similarity, (Additive, Elementwise)):
             return f"it has no programs after {type(problem.similarity).__name__}"
+        if in_graph(problem):
+            recorded = recorded_modifiers(problem)
+            return None if isinstance(recorded, RecordedModifier) else f"it records no modifiers in a graph: {recorded}"
         if data_unavailable(*problem.tensors()) or watched():
-            return "a graph records the call, whose modifiers it would run on these numbers alone"
+            return "a transform or a mode sees the call, whose modifiers it would run on these numbers alone"
         if 0 in problem.frame.shape:
             return None
         found = _program(problem)
@@ -78,6 +83,11 @@ class Programs(KernelModifier[Modifier]):
 
     @classmethod
     def lower(cls, problem: Problem, stages: Sequence[Modifier]) -> dict[str, Any]:
+        """In a graph the tensors of the modifiers, and a text of which the operator makes the program when it runs."""
+        if in_graph(problem):
+            recorded = recorded_modifiers(problem)
+            assert isinstance(recorded, RecordedModifier), recorded
+            return {"score_text": recorded.text, **dict(zip(OPERAND_NAMES, recorded.held, strict=False))}
         if 0 in problem.frame.shape:
             return {}
         program = _program(problem)
@@ -91,6 +101,19 @@ class Programs(KernelModifier[Modifier]):
         return torch.zeros(operand.shape, dtype=torch.float32 if pairs else torch.float64, device="cpu")
 
 
+def in_graph(problem: Problem) -> bool:
+    """Whether a call becomes a node of a graph, whose modifiers run when the graph does."""
+    tensors = problem.tensors()
+    return graphed(*tensors) and not (scripted() or functorch() or any(t.is_meta for t in tensors))
+
+
+def recorded_modifiers(problem: Problem) -> RecordedModifier | str:
+    """The modifiers of a call in a graph, or why they cannot be recorded, as a clause."""
+    if any(not symbolic(n) and n == 0 for n in problem.frame.shape):
+        return "there are no pairs"
+    return record_modifiers(cast("tuple[Modifier, ...]", problem.score.parts[1:]), problem.frame)
+
+
 def why_no_program_of_scores(problem: Problem) -> str | None:
     """Why the modifiers of a score, all together, are no program, as a clause; None where they are."""
     found = _program(problem)
@@ -101,7 +124,7 @@ def why_not_program_gradients(problem: Problem, of_scores: bool, wanted: Sequenc
     """Why the kernels cannot find gradients of scores, or of modifiers' tensors that are wanted, as a clause; None if
     they can.
     """
-    if not (of_scores or any(wanted)) or 0 in problem.frame.shape:
+    if in_graph(problem) or not (of_scores or any(wanted)) or 0 in problem.frame.shape:
         return None
     found = _program(problem, tuple(wanted) if any(wanted) else ())
     if isinstance(found, str) or found.function is None:

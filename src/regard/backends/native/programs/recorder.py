@@ -151,6 +151,24 @@ class Recorder(TorchDispatchMode):
         return out
 
 
+class PortableRecorder(Recorder):
+    """A recorder that knows numbers which what it records makes tensors of, such as torch.tensor(0.5), as nodes too."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if not self.quiet and isinstance(out, Tensor) and out.dim() == 0 and id(out) not in self.nodes:
+            if func == ATEN.lift_fresh.default and id(args[0]) not in self._computed:
+                number = (out.item(),), {"dtype": out.dtype, "device": out.device}
+                self._add(out, Node(ATEN.scalar_tensor.default, *number, frozenset(), False, out.dtype, out.shape))
+            else:
+                self._computed[id(out)] = out
+        return out
+
+    def __init__(self, dims: int) -> None:
+        super().__init__(dims)
+        self._computed: dict[int, Tensor] = {}  # of tensors that nobody knows, by id
+
+
 def _key(x: Any) -> Any:
     """What distinguishes the arguments of an operation: numbers by their bits, tensors by identity."""
     if isinstance(x, (list, tuple)):

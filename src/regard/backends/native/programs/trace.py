@@ -20,9 +20,9 @@ from regard.scores.algebra import Modifier
 from regard.scores.modifiers import Bias
 
 
-def trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype) -> Graph:
+def trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype, kind: type[Recorder] = Recorder) -> Graph:
     """The graph of the modifiers of a call. Raises NotTraced."""
-    recorder = Recorder(len(frame.batch) + 3)
+    recorder = kind(len(frame.batch) + 3)
     region = TracedRegion(frame, recorder)
     shape = (*frame.batch, frame.heads, *region.size)
     s = recorder.keep("score", (), "s", recorder.differentiable(shape, dtype))
@@ -48,9 +48,9 @@ def trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype) -> Graph
     return Graph(result, recorder.fixed, function=recorder.function)
 
 
-def trace_mask(mask: Mask, frame: Frame) -> Graph:
+def trace_mask(mask: Mask, frame: Frame, kind: type[Recorder] = Recorder) -> Graph:
     """The graph of what a mask says of a pair. Raises NotTraced."""
-    recorder = Recorder(len(frame.batch) + 3)
+    recorder = kind(len(frame.batch) + 3)
     recorder.composed = EXACTLY_COMPOSED
     region = TracedRegion(frame, recorder)
     with recorder.recording():

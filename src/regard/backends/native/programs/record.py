@@ -1,0 +1,204 @@
+"""Modifiers and masks of a person's, recorded while a graph of torch is made: as the texts that text.py reads.
+
+torch.compile runs no Python of its own while it makes a graph: it follows what Python would do. So a score or a mask is
+described by what it consists of (classes, functions, numbers, the dtypes and sizes of tensors), and a function whose
+result is a constant to torch.compile builds another one of that and records it. It does so for two sets of numbers and
+of sizes that may change; the texts must be the same, else a graph would hold the numbers of one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import FunctionType
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
+
+from regard.backends.native.programs.code import NotLowered
+from regard.backends.native.programs.graph import NotTraced
+from regard.backends.native.programs.lower import lower
+from regard.backends.native.programs.operations import PROGRAM_OPERANDS
+from regard.backends.native.programs.recorder import PortableRecorder
+from regard.backends.native.programs.structure import graph_of
+from regard.backends.native.programs.text import RecordedMask, RecordedModifier, write_graph
+from regard.backends.native.programs.trace import trace, trace_mask
+from regard.core.positions import Positions
+from regard.core.region import Frame
+from regard.core.tracing import constant_in_graphs, loaded, symbolic
+from regard.core.value import Value, fields_of
+from regard.masks.algebra import Mask
+from regard.scores.algebra import Modifier
+
+_NUMBERS = (bool, int, float, str, type(None))
+_CHANGES = "a number that it reads may change from call to call"
+_NO = "no: "  # what begins the reason why there is no text
+
+
+def record_modifiers(stages: Sequence[Modifier], frame: Frame) -> RecordedModifier | str:
+    """All modifiers of a score as one that holds their tensors; or why that cannot be, as a clause."""
+    tensors = tuple([t for stage in stages for t in stage.tensors()])
+    if len(tensors) > PROGRAM_OPERANDS:
+        return f"it holds {len(tensors)} tensors; a node of a graph has room for {PROGRAM_OPERANDS}"
+    found = _recorded("modifiers", tuple(stages), frame)
+    if found.startswith(_NO):
+        return found.removeprefix(_NO)
+    if torch.compiler.is_dynamo_compiling():
+        at = frame.region(slice(0, 1), slice(0, 1))
+        s = torch.zeros((*frame.batch, frame.heads, 1, 1), dtype=torch.float32, device="cpu")
+        for stage in stages:  # torch.compile guards what it reads on the way; nothing reads the result
+            s = cast("Modifier", stage.local(at)).modify(s, at)
+        if _numbers_change():
+            return _CHANGES
+    return RecordedModifier(found, tensors)
+
+
+def record_mask(mask: Mask, frame: Frame) -> RecordedMask | str:
+    """A mask as one that holds its tensors; or why that cannot be, as a clause."""
+    found = _recorded("mask", (mask,), frame)
+    if found.startswith(_NO):
+        return found.removeprefix(_NO)
+    if torch.compiler.is_dynamo_compiling():
+        mask.visible(frame.region(slice(0, 1), slice(0, 1)))  # as above
+        if _numbers_change():
+            return _CHANGES
+    return RecordedMask(found, mask.tensors())
+
+
+def _recorded(kind: str, items: tuple[Value, ...], frame: Frame) -> str:
+    """A text, or _NO and why there is none."""
+    sizes = frame.nq, frame.nk
+    unknown: list[str] = []
+    described = tuple([_described(item, sizes, unknown) for item in items])
+    if not frame.headed and any(t.dim() > 2 for item in items for t in item.tensors()):
+        unknown.append("it holds tensors without the axis of heads that a node of a graph has")
+    if unknown:
+        return _NO + unknown[0]
+    at = frame.positions
+    around = (
+        tuple([_size(n, sizes) for n in frame.batch]),
+        _size(frame.heads, sizes),
+        *(_size(n, sizes) for n in sizes),
+        tuple([_size(n, sizes) for n in at.q.shape[:-1]]),
+        tuple([_size(n, sizes) for n in at.k.shape[:-1]]),
+        frame.headed,
+    )
+    return _text_of(kind, described, around)
+
+
+def _described(item: Any, sizes: tuple[int, int], unknown: list[str]) -> Any:
+    """What a value consists of, as constants; what is none is added to `unknown`, as a clause."""
+    if isinstance(item, Tensor):
+        return "tensor", item.dtype, tuple([_size(n, sizes) for n in item.shape])
+    if isinstance(item, Value):
+        return "value", type(item), tuple([_described(getattr(item, f), sizes, unknown) for f in fields_of(item)])
+    if isinstance(item, tuple):
+        return "tuple", None, tuple([_described(part, sizes, unknown) for part in item])  # pyright: ignore
+    if isinstance(item, FunctionType):
+        if _is_made_in_graph(item):
+            unknown.append("its function is made where the graph is, and reads variables around it")
+        return "constant", None, item
+    if isinstance(item, torch.dtype):
+        return "constant", None, item
+    if not isinstance(item, _NUMBERS):
+        unknown.append(f"it holds a {type(item).__name__}")
+        return None
+    if isinstance(item, (int, float)) and symbolic(item):
+        unknown.append(_CHANGES)
+        return None
+    return "constant", None, item
+
+
+def _is_made_in_graph(function: FunctionType) -> bool:
+    """Whether torch.compile makes a function while it makes a graph: its variables need not be constants."""
+    if not function.__code__.co_freevars:
+        return False
+    try:
+        return function.__closure__ is None
+    except AttributeError:
+        return True
+
+
+@constant_in_graphs
+def _numbers_change() -> bool:
+    """Whether the graph that torch.compile is making serves several values of a number that is no size of a tensor.
+
+    A function that reads such a number has no guard for the value that it had while it was recorded.
+    """
+    context = loaded("torch._guards").TracingContext.try_get()
+    known = None if context is None or context.fake_mode is None else context.fake_mode.shape_env
+    if known is None:
+        return False
+    for symbol, sources in known.var_to_sources.items():
+        fixed = known.replacements.get(symbol, symbol).is_number
+        if not fixed and any(type(source).__name__ != "TensorPropertySource" for source in sources):
+            return True
+    return False
+
+
+def _size(n: int, sizes: tuple[int, int]) -> int | str:
+    """A size that is known while a graph is made, or which one it is."""
+    if not symbolic(n):
+        return n
+    for name, size in zip(("queries", "keys"), sizes, strict=True):
+        if symbolic(size) and n == size:
+            return name
+    return "others"
+
+
+@constant_in_graphs
+def _text_of(kind: str, described: tuple[Any, ...], around: tuple[Any, ...]) -> str:
+    """What is recorded of two examples, if it is the same."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
+        try:
+            first, second = (_example_text(kind, described, around, n) for n in range(2))
+        except (NotTraced, NotLowered) as why:
+            return _NO + str(why)
+        except Exception as error:  # what Python raises where it runs the function for an example
+            return f"{_NO}{type(error).__name__} was raised while it was recorded for a graph"
+    return first if first == second else _NO + _CHANGES
+
+
+_EXAMPLES = (
+    {"queries": 37, "keys": 41, "others": 43},
+    {"queries": 53, "keys": 59, "others": 61},
+)
+
+
+def _example_text(kind: str, described: tuple[Any, ...], around: tuple[Any, ...], n: int) -> str:
+    sizes = _EXAMPLES[n]
+
+    def size(x: int | str) -> int:
+        return sizes[x] if isinstance(x, str) else x
+
+    def tensor(dtype: torch.dtype, shape: tuple[int | str, ...]) -> Tensor:
+        return torch.full((), n, dtype=dtype, device="cpu").expand([size(x) for x in shape])
+
+    def made(part: Any) -> Any:
+        what, of, held = part
+        if what == "tensor":
+            return tensor(of, held)
+        if what == "constant":
+            return held
+        own = tuple([made(one) for one in held])
+        if what == "tuple":
+            return own
+        item = object.__new__(of)
+        for name, field in zip(fields_of(item), own, strict=True):
+            object.__setattr__(item, name, field)
+        return item
+
+    batch, heads, nq, nk, q_lead, k_lead, headed = around
+    positions = [
+        torch.arange(size(count), dtype=torch.int64, device="cpu").expand([*map(size, lead), size(count)])
+        for count, lead in ((nq, q_lead), (nk, k_lead))
+    ]
+    frame = Frame(tuple(map(size, batch)), size(heads), size(nq), size(nk), Positions(*positions), headed)
+    items = [made(part) for part in described]
+    if kind == "mask":
+        return write_graph(trace_mask(items[0], frame, PortableRecorder))
+    text = write_graph(trace(items, frame, torch.float32, PortableRecorder))
+    held = [t for stage in items for t in stage.tensors()]
+    lower(graph_of((RecordedModifier(text, tuple(held)),), frame), frame, held, (False,) * len(held))
+    return text

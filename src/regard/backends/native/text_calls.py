@@ -1,0 +1,119 @@
+"""Calls of a graph whose mask or modifiers are texts: read where the graph runs, and computed as outside of it."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends.native.args import KernelArgs, kernel_args, lower, why_not
+from regard.backends.native.backward import LEARNED, backward
+from regard.backends.native.launch import (
+    MOST_FLOAT,
+    KernelResults,
+    arguments,
+    empty_results,
+    empty_row_stats,
+    filled_without_pairs,
+    library,
+)
+from regard.backends.native.lower_mask import MASK_TENSORS, lower_mask
+from regard.backends.native.mask_text import read_mask
+from regard.backends.native.modifiers.program import OPERAND_NAMES
+from regard.backends.native.modifiers.table import why_not_learned
+from regard.backends.native.programs.text import RecordedModifier
+from regard.backends.streaming.backward import backward as backward_by_tiles
+from regard.backends.streaming.tiling import Size, stream
+from regard.call.problem import Problem
+from regard.core.dropout import BITS, Dropout
+from regard.core.errors import ShapeError
+from regard.core.positions import Positions
+from regard.core.region import Frame
+from regard.scores.algebra import Pipeline
+from regard.scores.similarity import ScaledDot
+
+Pair = tuple[Tensor, Tensor]
+
+
+def with_mask(args: KernelArgs) -> KernelArgs:
+    """The same call, its mask as these kernels read it, where it is a text."""
+    if not args.mask_text:
+        return args
+    mask = lower_mask(_problem(args), library().tile)
+    rest = {name: t for name, t in args.operands.items() if name not in MASK_TENSORS}
+    return kernel_args(args.q, args.k, args.v, {**rest, **args.numbers, **mask})
+
+
+def forward_of_text(args: KernelArgs) -> KernelResults:
+    """out, lse and row_stats of a call whose modifiers are a text."""
+    problem = _problem(args)
+    results = *empty_results(args), empty_row_stats(args)
+    if filled_without_pairs(args, *results):
+        return results
+    if why_not(problem) is not None:
+        return _by_tiles(problem)
+    known = lower(problem, lower_mask(problem, library().tile), bool(args.number("invariant")))
+    out, lse, row_stats = results
+    library().run(arguments(known, out=out, lse=lse, row_stats=row_stats))
+    return results
+
+
+def gradients_of_text(args: KernelArgs, saved: KernelResults, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
+    """The gradients of what is wanted of such a call, by the names of operands."""
+    problem = _problem(args)
+    held = [name for name in OPERAND_NAMES if name in args.operands]
+    names = ["q", "k", "v", *held]
+    names += [""] * (len(problem.tensors()) - len(names))
+    if problem.sink is not None:
+        names[-1] = "sink"
+    needs = tuple([name in wanted for name in names])
+    with _autograd():
+        if why_not(problem) is None and why_not_learned(problem, needs) is None:
+            known = lower(problem, lower_mask(problem, library().tile), bool(args.number("invariant")))
+            found = backward(problem, known, saved, cotangents, needs)
+        else:
+            with torch.no_grad():
+                out, stats = stream(problem, Size(), quick=True)
+            found = backward_by_tiles(problem, out, stats, cotangents, needs, Size())
+    named = {name: g for name, g in zip(names, found, strict=True) if g is not None and name in LEARNED}
+    return {name: g[..., None, None] if name == "sink" else g for name, g in named.items()}
+
+
+def _autograd() -> AbstractContextManager[Any]:
+    """Autograd records what runs inside, also where an operator runs that it has recorded as one step."""
+    core = torch._C  # pyright: ignore[reportPrivateUsage]
+    return core._SetExcludeDispatchKeyGuard(core.DispatchKey.AutogradFunctionality, False)  # pyright: ignore[reportPrivateUsage]
+
+
+def _by_tiles(problem: Problem) -> KernelResults:
+    """The same by tiles in PyTorch, of a program that the kernels cannot run on these tensors or lengths."""
+    with torch.no_grad():
+        out, stats = stream(problem, Size(), quick=True)
+        m = (stats.m / math.log(2)).clamp(-MOST_FLOAT, MOST_FLOAT).masked_fill(stats.empty, 0)
+        inverse = (1 / stats.l).masked_fill(stats.empty, 0)
+        return out, stats.lse, torch.stack([m, inverse], -1)
+
+
+def _problem(args: KernelArgs) -> Problem:
+    """The call of which the operator was given the tensors and texts."""
+    *batch, heads, nq = args.shape
+    texts = [args.operands[name] for name in MASK_TENSORS if name in args.operands]
+    positions, mask = Positions(*texts[:2]), read_mask(args.mask_text, texts[2:])
+    frame = Frame.of(nq, args.k.shape[-2], batch=tuple(batch), heads=heads, positions=positions)
+    complaint = mask.shape_error(frame)
+    if complaint is not None:
+        raise ShapeError(complaint)
+    score = Pipeline((ScaledDot(args.number("scale")),))
+    if args.score_text:
+        held = tuple([args.operands[name] for name in OPERAND_NAMES if name in args.operands])
+        score = score >> RecordedModifier(args.score_text, held)
+    sink, threshold = args.operands.get("sink"), args.number("threshold")
+    return Problem(
+        *(args.q, args.k, args.v, score, mask, frame),
+        dropout=Dropout(threshold / (1 << BITS), args.number("seed")) if threshold else None,
+        dtype=args.q.dtype,
+        sink=None if sink is None else sink[..., 0, 0],
+    )
