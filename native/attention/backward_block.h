@@ -144,7 +144,7 @@ static bool visit(const BackwardCall& w, const Place& p, int64_t j, int64_t coun
                   BlockShare& x) {
   const regard_call& c = w.c;
   const Limits& limits = w.limits[(p.b * c.heads + p.h) * w.blocks + p.row / kQueries];
-  t = Tile{j, count, p.rows % W != 0, nullptr, nullptr, nullptr, false, {}, {}};
+  t = Tile{j, count, p.rows % W != 0, nullptr, nullptr, 0, {}, {}};
   x.from = limits.lo > j ? limits.lo - j : 0;
   x.to = limits.hi < j + count ? limits.hi - j : count;
   if (x.from >= x.to) return false;
@@ -158,12 +158,7 @@ static bool visit(const BackwardCall& w, const Place& p, int64_t j, int64_t coun
     if (which == -1) return false;
     if (which >= 0) t.bits = Bits::words(c, which) + j % kKeys;
   }
-  const Cover documents = Documents::cover(c, p, p.row, p.rows, j, count);
-  if (documents == Cover::kNone) return false;
-  if (documents == Cover::kSome) t.documents = Documents::of_keys(c, p) + j;
-  const Cover program = MaskProgram::cover(c, p, j, count);
-  if (program == Cover::kNone) return false;
-  t.program = program == Cover::kSome;
+  if (!TileMasks::find(c, p, j, count, t.masks)) return false;
   if (c.allowed.data) t.allowed = at<uint8_t>(c.allowed, p, p.h) + p.row * c.allowed.row + j * c.allowed.col;
   load_bits(c, p, t, bits);
   if (t.bits == bits) {

@@ -55,7 +55,7 @@ static int32_t check_call(const regard_call& c, int64_t qk_dtype) {
   int32_t wrong = Modifiers::check(c);
   if (!wrong) wrong = Interval::check(c);
   if (!wrong) wrong = Bits::check(c);
-  if (!wrong) wrong = MaskProgram::check(c);
+  if (!wrong) wrong = TileMasks::check(c);
   if (!wrong) wrong = Dropout::check(c);
   if (!wrong) wrong = check_pages(c);
   return wrong;

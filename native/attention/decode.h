@@ -108,15 +108,12 @@ REGARD_INLINE void each_chunk(FewRows& f, const Limits& limits, int64_t from, in
   to = to < limits.hi ? to : limits.hi;
   const bool ahead = prefetches(f.c, limits);
   for (int64_t j = from; j < to; j += kChunk) {
-    Chunk t{j, to - j < kChunk ? to - j : kChunk, false, ahead && j + 2 * kChunk <= limits.hi, nullptr};
-    const Cover documents = Documents::cover(f.c, f.p, 0, f.c.nq, j, t.count);
-    if (documents == Cover::kNone) {
+    Chunk t{j, to - j < kChunk ? to - j : kChunk, false, ahead && j + 2 * kChunk <= limits.hi, 0};
+    if (!TileMasks::find(f, j, t.count, t.masks)) {
       pass(j, j + t.count);
       continue;
     }
-    if (documents == Cover::kSome) t.documents = Documents::of_keys(f.c, f.p) + j;
-    t.some = f.c.allowed.data || t.documents || MaskProgram::used(f.c) || limits.inner_lo > j ||
-             limits.inner_hi < j + t.count;
+    t.some = f.c.allowed.data || t.masks || limits.inner_lo > j || limits.inner_hi < j + t.count;
     place_keys(f, t);
     if (f.c.k_scales.data) {
       place_scales(f, t, f.c.k_scales, f.k_scale);

@@ -81,7 +81,7 @@ struct TwoVectors {
 
 // Before the scores of a chunk are computed.
 REGARD_INLINE void open_chunk(FewRows& f, const Chunk& t) {
-  const bool plain = !Modifiers::used(f.c) && !f.c.allowed.data && !t.documents && !MaskProgram::used(f.c);
+  const bool plain = !Modifiers::used(f.c) && !f.c.allowed.data && !t.masks;
   for (int64_t r = 0; r < f.rows; ++r) {
     f.top[r] = splat(-kInf);
     f.whole[r] = plain && f.row[r].first <= t.j && f.row[r].last >= t.j + t.count;

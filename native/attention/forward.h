@@ -47,7 +47,7 @@ template <int V, class Op>
 static void run_tile(Block<V>& b, Tile& t, KvTile& x) {
   uint64_t bits[kKeys];
   load_extras<V>(b, t, bits);
-  if (t.program && hides_all(t)) return;
+  if (t.masks && hides_all(t)) return;
   if constexpr (Op::parts) {
     b.w.stream->template finish<Op::parts>();
     return run_matrix_tile<V, Op>(b, t, x);
@@ -100,24 +100,16 @@ template <int V>
 static Tile tile_for_block(const Block<V>& b, const KvTile& x, int64_t j) {
   const regard_call& c = b.c;
   const int64_t from = x.j > b.lo ? x.j : b.lo, to = x.j + x.count < b.hi ? x.j + x.count : b.hi;
-  Tile t{from, to - from, false, nullptr, nullptr, nullptr, false, {}, {}};
+  Tile t{from, to - from, false, nullptr, nullptr, 0, {}, {}};
   const int32_t which = b.map ? b.map[j / kKeys * c.tiles.col] : -2;
   if (to <= from || which == -1) {
     t.count = 0;
     return t;
   }
-  const Cover documents = Documents::cover(c, b.p, b.p.row, b.p.rows, from, to - from);
-  if (documents == Cover::kNone) {
+  if (!TileMasks::find(c, b.p, from, to - from, t.masks)) {
     t.count = 0;
     return t;
   }
-  if (documents == Cover::kSome) t.documents = Documents::of_keys(c, b.p) + from;
-  const Cover program = MaskProgram::cover(c, b.p, from, to - from);
-  if (program == Cover::kNone) {
-    t.count = 0;
-    return t;
-  }
-  t.program = program == Cover::kSome;
   t.edge = c.start.data && (from < b.inner_lo || to > b.inner_hi);
   if (which >= 0) t.bits = Bits::words(c, which) + (from - j);
   if (c.allowed.data) t.allowed = at<uint8_t>(c.allowed, b.p, b.p.h) + b.p.row * c.allowed.row + from * c.allowed.col;

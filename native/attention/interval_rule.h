@@ -70,20 +70,6 @@ static int32_t write_intervals(const regard_call& c, const Place& p, int64_t row
   return REGARD_DONE;
 }
 
-// A table (batch, row) without an address: a line of `rows` for each batch element that `strides` tell apart, `count`
-// in all.
-static regard_tensor lay_out(const regard_call& c, const int64_t* strides, int64_t rows, int64_t& count) {
-  regard_tensor table{};
-  table.row = rows > 1;
-  count = rows;
-  for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) {
-    if (strides[n] == 0) continue;
-    table.batch[n] = count;
-    count *= c.batch[n];
-  }
-  return table;
-}
-
 // run() with the intervals of a rule in c, for as long as run takes; a code where the rule is wrong.
 template <class Run>
 static int32_t with_table(regard_call& c, const regard_call& rule, const Run& run) {
@@ -93,7 +79,7 @@ static int32_t with_table(regard_call& c, const regard_call& rule, const Run& ru
     own[n] = rule.shifts_batch[n] || rule.key_counts_batch[n] || rule.key_starts_batch[n] || rule.query_counts_batch[n];
     if (rule.q_documents) own[n] |= rule.q_documents_batch[n] || rule.k_documents_batch[n];
   }
-  const regard_tensor table = lay_out(c, own, rows, count);
+  const regard_tensor table = lay_out(c, own, 1, rows, count);
   int32_t* memory = (int32_t*)malloc((size_t)(2 * count) * sizeof(int32_t));
   if (!memory) return REGARD_NO_MEMORY;
   int32_t failed = REGARD_DONE;
@@ -115,24 +101,14 @@ static int32_t with_table(regard_call& c, const regard_call& rule, const Run& ru
   return failed;
 }
 
-// run() with the ranges of documents in c, for as long as run takes.
+// run() with what the masks of tiles summarise in c, for as long as run takes.
 template <class Run>
-static int32_t with_ranges(regard_call& c, const Run& run) {
-  int64_t of_queries, of_keys;
-  c.q_ranges = lay_out(c, c.q_documents_batch, (c.nq + kQueries - 1) / kQueries, of_queries);
-  c.k_ranges = lay_out(c, c.k_documents_batch, (c.nk + kKeys - 1) / kKeys, of_keys);
-  DocumentRange* memory = (DocumentRange*)malloc((size_t)(of_queries + of_keys) * sizeof(DocumentRange));
-  if (!memory) return REGARD_NO_MEMORY;
-  c.q_ranges.data = memory;
-  c.k_ranges.data = memory + of_queries;
-  each_element(c, c.q_documents_batch, c.q_documents_batch, [&](const Place& p) {
-    Documents::write_ranges(at<DocumentRange>(c.q_ranges, p, 0), Documents::of_queries(c, p), c.nq, kQueries);
-    return true;
-  });
-  each_element(c, c.k_documents_batch, c.k_documents_batch, [&](const Place& p) {
-    Documents::write_ranges(at<DocumentRange>(c.k_ranges, p, 0), Documents::of_keys(c, p), c.nk, kKeys);
-    return true;
-  });
+static int32_t with_summaries(regard_call& c, const Run& run) {
+  if (!TileMasks::summarise(c)) return run();
+  if (const int32_t wrong = TileMasks::check(c)) return wrong;
+  void* memory = nullptr;
+  if (posix_memalign(&memory, 64, (size_t)TileMasks::summary_size(c))) return REGARD_NO_MEMORY;
+  TileMasks::summarise(c, (char*)memory);
   const int32_t failed = run();
   free(memory);
   return failed;
@@ -148,10 +124,12 @@ static bool out_of_order(const regard_call& c) {
   });
 }
 
-// run(args) with the rule of the call in `args` written out, for as long as run takes; a code where the rule is wrong.
+// run(args) with the rule of the call in `args` written out, and its masks summarised, for as long as run takes; a code
+// where the rule is wrong.
 template <class Args, class Run>
 static int32_t with_intervals(const Args& args, const Run& run) {
-  if (!has_rule(call_of(args))) return run(args);
+  const bool ruled = has_rule(call_of(args));
+  if (!ruled && !TileMasks::summarise(call_of(args))) return run(args);
   Args written = args;
   regard_call& c = const_cast<regard_call&>(call_of(written));
   const bool tabled = c.start.data || c.stop.data;  // only documents may come with a table
@@ -162,8 +140,9 @@ static int32_t with_intervals(const Args& args, const Run& run) {
   regard_call rule = c;
   regard_call& other = compared ? rule : c;  // documents are compared, or part of the intervals
   other.q_documents = other.k_documents = nullptr;
-  const auto with_rest = [&] { return tabled ? run(written) : with_table(c, rule, [&] { return run(written); }); };
-  return compared ? with_ranges(c, with_rest) : with_rest();
+  const bool table = ruled && !tabled;
+  const auto with_rest = [&] { return table ? with_table(c, rule, [&] { return run(written); }) : run(written); };
+  return with_summaries(c, with_rest);
 }
 
 }  // namespace regard

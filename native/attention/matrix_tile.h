@@ -163,8 +163,7 @@ static void scale_rows(float* s, int64_t count, float factor) {
 // not depend on others: which scores share a maximum would then depend on whether a mask has bits for another row.
 template <int V>
 static bool unchanged(const Block<V>& b, const Tile& t) {
-  return !Modifiers::used(b.c) && !t.bits && !t.allowed && !t.documents && !t.program && !b.c.threshold &&
-         b.factor > 0 && !b.c.invariant;
+  return !Modifiers::used(b.c) && !t.bits && !t.allowed && !t.masks && !b.c.threshold && b.factor > 0 && !b.c.invariant;
 }
 
 template <int V, class Op>

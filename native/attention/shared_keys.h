@@ -9,7 +9,7 @@ namespace regard {
 
 // Whether heads of a group, and batch elements, differ only in their queries and intervals.
 static bool rows_alike(const regard_call& c) {
-  return !Modifiers::differ_by_head(c) && !c.allowed.data && !masks_tiles(c) && !Documents::used(c) && !c.threshold &&
+  return !Modifiers::differ_by_head(c) && !c.allowed.data && !c.tiles.data && !TileMasks::used(c) && !c.threshold &&
          !c.sink.data;
 }
 

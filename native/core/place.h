@@ -136,12 +136,11 @@ static Prefetch prefetch_of(const regard_call& c, const regard_tensor& t, const 
 }
 
 struct Tile {
-  int64_t j, count;          // keys
-  bool edge;                 // the intervals hide some pair
-  const uint64_t* bits;      // of each key, one bit a query, where bits hide some pair; else null
-  const uint8_t* allowed;    // the boolean bytes of the tile, or null
-  const int64_t* documents;  // the numbers of the keys' documents, where they are compared; else null
-  bool program;              // whether a program has to say which pairs are visible
+  int64_t j, count;        // keys
+  bool edge;               // the intervals hide some pair
+  const uint64_t* bits;    // of each key, one bit a query, where bits hide some pair; else null
+  const uint8_t* allowed;  // the boolean bytes of the tile, or null
+  uint32_t masks;          // those of TileMasks that hide some pair
   Prefetch keys, values;
 };
 

@@ -34,10 +34,10 @@ struct FewRows {
 };
 
 struct Chunk {
-  int64_t j, count;          // keys
-  bool some;                 // some row does not see some key
-  bool more;                 // a whole chunk follows, in this part of the keys or the next, and is prefetched
-  const int64_t* documents;  // the numbers of the keys' documents, where they are compared; else null
+  int64_t j, count;  // keys
+  bool some;         // some row does not see some key
+  bool more;         // a whole chunk follows, in this part of the keys or the next, and is prefetched
+  uint32_t masks;    // those of TileMasks that hide some pair
 };
 
 // One row and the keys [n, n + W) of a chunk: what the row form of a step reads.

@@ -5,13 +5,12 @@
 // A tile is first asked for the ranges of its whole numbers: where they decide the result, nothing is computed pair by
 // pair, and a tile that is hidden costs no products.
 #pragma once
-#include "core/check.h"
-#include "steps/documents.h"
 #include "steps/interpreter.h"
+#include "steps/mask_list.h"
 
 namespace regard {
 
-struct MaskProgram : ProgramCode {
+struct MaskProgram : ProgramCode, TileMask {
   static bool used(const regard_call& c) { return c.mask_code; }
   static const Instruction* begin_of(const regard_call& c) { return (const Instruction*)c.mask_code; }
   static const Instruction* end_of(const regard_call& c) { return begin_of(c) + c.mask_count; }
@@ -121,9 +120,10 @@ struct MaskProgram : ProgramCode {
     }
   }
 
+  using TileMask::cover;  // of few rows
+
   // Of the queries of a place and the keys [j, j + count).
   static Cover cover(const regard_call& c, const Place& p, int64_t j, int64_t count) {
-    if (!used(c)) return Cover::kAll;
     Numbers slots[REGARD_SLOTS];
     for (const Instruction* x = begin_of(c);; ++x) {
       if (x->op == REGARD_DO_RESULT) {

@@ -24,6 +24,10 @@ namespace regard {
 // name here.
 using Modifiers = ModifierList<SoftCap, Temperature, Clamp, Slopes, LogDistance, Offsets, Bias, LastSoftCap, Program>;
 
+// The masks of tiles, besides intervals, booleans and maps of tiles. To add one: its file in this folder, and its name
+// here.
+using TileMasks = MaskList<Documents, MaskProgram>;
+
 // One block of queries while it streams over keys. Lanes are queries.
 template <int V>
 struct Block : Modifiers::State<V>, Interval::State<V>, Dropout::State<V> {
@@ -63,14 +67,13 @@ static void begin_steps(Block<V>& b) {
   if (c.threshold) Dropout::begin(b);
 }
 
-// Finds the bits of a tile: of its tile map, boolean bytes, documents and a program together. bits: room for them.
+// Finds the bits of a tile: of its tile map, boolean bytes and masks together. bits: room for them.
 static void load_bits(const regard_call& c, const Place& p, Tile& t, uint64_t* bits) {
-  if (!t.allowed && !t.documents && !t.program) return;
+  if (!t.allowed && !t.masks) return;
   if (t.allowed) Bits::pack(bits, t.allowed, c.allowed.row, c.allowed.col, p.rows, t.count);
   for (int64_t n = 0; !t.allowed && n < t.count; ++n) bits[n] = ~(uint64_t)0;
-  if (t.documents) Documents::hide(bits, c, p, t.documents, t.count);
   for (int64_t n = 0; t.bits && n < t.count; ++n) bits[n] &= t.bits[n];
-  if (t.program) MaskProgram::hide(bits, c, p, t.j, t.count);
+  TileMasks::hide(t.masks, bits, c, p, t.j, t.count);
   t.bits = bits;
 }
 
@@ -113,8 +116,7 @@ static vf apply_steps(const RowKeys& x, vf s, vf& derivative) {
   Modifiers::apply(x, s, derivative);
   vi visible = Interval::visible(x);
   if (x.f.c.allowed.data) visible &= Bits::visible(x);
-  if (x.t.documents) visible &= Documents::visible(x);
-  if (MaskProgram::used(x.f.c)) visible &= MaskProgram::visible(x);
+  if (x.t.masks) visible &= TileMasks::visible(x.t.masks, x);
   return select(visible, s, splat(-kInf));
 }
 

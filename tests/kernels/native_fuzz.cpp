@@ -98,10 +98,6 @@ bool reads(const int32_t* code, int64_t count, int32_t which) {
 constexpr int32_t kBad = REGARD_BAD_ARGUMENT;
 constexpr int64_t kFar = (int64_t)1 << 30;
 
-bool needs_positions(const regard_call& c) {
-  return c.threshold || (c.slopes && !c.points_of_q) || c.log_distance_weights;
-}
-
 #define WRONG(name, code, body)                   \
   {name, code, [](Case& x, Entry entry) -> bool { \
      (void)x, (void)entry;                        \

@@ -28,6 +28,11 @@ int32_t in_turns(int64_t begin, int64_t end, int64_t, regard_body body, void* co
   return 0;
 }
 
+// Whether something in a call compares positions.
+bool needs_positions(const regard_call& c) {
+  return c.threshold || (c.slopes && !c.points_of_q) || c.log_distance_weights;
+}
+
 // One right call of a kind of kernels, in memory of its own.
 struct Case : RandomMemory {
   bool additive, facts, int8 = false;
@@ -184,7 +189,7 @@ struct Case : RandomMemory {
       c.log_distance_weights = numbers<float>(kF32, c.log_distance_weights_stride ? c.heads : 1, 0, 2);
       c.log_distance_rates = numbers<float>(kF32, c.log_distance_rates_stride ? c.heads : 1, 0, 3);
     }
-    if (c.threshold || (c.slopes && !c.points_of_q) || c.log_distance_weights || r.chance(4)) {
+    if (needs_positions(c) || r.chance(4)) {
       c.q_at = numbers<int64_t>(kI64, queries, -far, far);
       c.k_at = numbers<int64_t>(kI64, keys, -far, far);
     }
