@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0xf403b7e2071299  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0xdc3134469421c6  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -209,13 +209,13 @@ typedef struct {
   int64_t query_counts_batch[4];
   const int64_t* q_documents;  // int64 (batch, query): seen are the keys of the query's number
   int64_t q_documents_batch[4];
+  regard_tensor q_ranges;  // a summary of q_documents, which the kernels make
   const int64_t* k_documents;  // int64 (batch, key): seen are the keys of the query's number
   int64_t k_documents_batch[4];
+  regard_tensor k_ranges;  // a summary of k_documents, which the kernels make
   int32_t bounds;  // REGARD_FIRST where the call has first, REGARD_LAST where it has last
   int64_t first;  // query i sees no key before first + i
   int64_t last;  // query i sees no key from last + i on
-  regard_tensor q_ranges;  // of the documents of a block, of a tile; the kernels set them
-  regard_tensor k_ranges;  // of the documents of a block, of a tile; the kernels set them
   regard_tensor allowed;  // bool (batch, head, query, key): whether a pair is seen
   regard_tensor tiles;  // int32 (batch, head, block of queries, block of keys): -1: no pair is seen, -2: all are, else which of the bits
   const int64_t* bits;  // int64 (which, key of a block): bit r of word j is row r of a block, key j of it

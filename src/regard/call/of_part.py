@@ -12,7 +12,7 @@ from regard.core.errors import ShapeError, Unsupported
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import listed
 from regard.core.state import RowStats, State
-from regard.masks.algebra import Mask
+from regard.masks.algebra import And, Mask
 from regard.masks.intervals import Interval, IntervalRule
 from regard.masks.of_rule import mask_of_rule
 from regard.scores.algebra import Modifier, Pipeline, Score, Similarity, as_pipeline
@@ -24,7 +24,11 @@ def mask_of_part(mask: Mask, part: QueriesAndKeys) -> Mask:
 
     Raises Unsupported where it reads the indices of keys and their number is not known.
     """
-    return PartMask(mask, _known(part, mask)) if mask.reads_indices() else mask
+    if not mask.reads_indices():
+        return mask
+    if type(mask) is And:  # each side by itself: one may be an operand of the native kernels
+        return And(mask_of_part(mask.a, part), mask_of_part(mask.b, part))
+    return PartMask(mask, _known(part, mask))
 
 
 def score_of_part(score: Score, part: QueriesAndKeys) -> Score:

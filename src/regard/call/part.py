@@ -29,6 +29,10 @@ class PartOfCall(ABC):
     def tiling(self, at: Tiling) -> Tiling:
         """A tiling of the part that takes tensors of the whole."""
 
+    @abstractmethod
+    def of_pairs(self, t: Tensor, whole: Frame) -> Tensor:
+        """The part of a tensor that broadcasts to the whole's (*batch, heads, nq, nk)."""
+
     def rule(self, rule: IntervalRule) -> IntervalRule | None:
         """The whole's rule for the part; None where there is none."""
         return None
@@ -88,11 +92,10 @@ class QueriesAndKeys(PartOfCall):
         """The same of keys."""
         return select(t, self.cols, axis)
 
-    def of_pairs(self, t: Tensor, nq: int | None, nk: int | None) -> Tensor:
-        """The same of pairs (..., nq, nk), the whole's numbers; an axis of size 1 is shared."""
-        if t.dim() and not (t.shape[-1] == 1 != nk):
+    def of_pairs(self, t: Tensor, whole: Frame) -> Tensor:
+        if t.dim() and not (t.shape[-1] == 1 != whole.nk):
             t = self.of_keys(t)
-        if t.dim() > 1 and not (t.shape[-2] == 1 != nq):
+        if t.dim() > 1 and not (t.shape[-2] == 1 != whole.nq):
             t = self.of_queries(t, -2)
         return t
 
@@ -205,7 +208,7 @@ class _RegionOfRanges(RegionOfPart):
         return self.at.keys(self._some.of_keys(t))
 
     def pairs(self, t: Tensor) -> Tensor:
-        return self.at.pairs(self._some.of_pairs(t, self._some.nq, self._some.nk))
+        return self.at.pairs(self._some.of_pairs(t, self.frame))
 
 
 def _in_whole(index: Tensor, indices: Indices | None) -> Tensor:
@@ -272,5 +275,4 @@ class _TilingOfWhole(Tiling):
         return super().keys(self._part.of_keys(t))
 
     def pairs(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        whole = self._part.frame(self.frame)
-        return super().pairs(self._part.of_pairs(t, whole.nq, whole.nk))
+        return super().pairs(self._part.of_pairs(t, self._part.frame(self.frame)))

@@ -57,6 +57,7 @@ class Mask(Value):
     per_token: ClassVar[bool] = False  # whether the last axis of its tensors is one number a query, or a key
     indexed: ClassVar[bool] = True  # whether it reads indices of queries or keys, not their positions alone
     per_head: ClassVar[bool] = True  # whether what it sees may differ between heads
+    states_pattern: ClassVar[bool] = False  # whether its class says what is meant, so that `lint` looks for no pattern
 
     def visible(self, at: Region) -> Tensor:
         """True where the query may see the key: boolean, broadcastable to (*batch, heads, r, c)."""
@@ -259,6 +260,7 @@ class Everything(Mask):
     positional: ClassVar[bool] = False
     indexed: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
+    states_pattern: ClassVar[bool] = True
 
     def visible(self, at: Region) -> Tensor:
         return torch.ones_like(at.row >= at.col)

@@ -64,6 +64,7 @@ class Causal(Mask):
 
     indexed: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
+    states_pattern: ClassVar[bool] = True
 
     def visible(self, at: Region) -> Tensor:
         return at.j <= at.i
@@ -116,6 +117,7 @@ class Window(Mask):
 
     indexed: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
+    states_pattern: ClassVar[bool] = True
 
     before: int | None
     after: int | None
@@ -182,6 +184,7 @@ class Prefix(Mask):
 
     indexed: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
+    states_pattern: ClassVar[bool] = True
 
     n: int | Tensor
 
@@ -249,6 +252,7 @@ class Dilated(Mask):
 
     indexed: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
+    states_pattern: ClassVar[bool] = True
 
     step: int
 

@@ -101,6 +101,7 @@ class Lengths(Mask):
 
     positional: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
+    states_pattern: ClassVar[bool] = True
     keys: Tensor | None = cast(Any, _WhenAsked())
     queries: Tensor | None = cast(Any, _WhenAsked())
     first: Tensor | None = cast(Any, _WhenAsked())
@@ -240,6 +241,7 @@ class Documents(Mask):
 
     positional: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
+    states_pattern: ClassVar[bool] = True
     per_token: ClassVar[bool] = True
     q_ids: Tensor
     k_ids: Tensor | None = None

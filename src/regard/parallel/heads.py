@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.call.part import PartOfCall, RegionOfPart
 from regard.core.region import Frame, Region, Tiling
+from regard.core.shapes import repeat_heads
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ class HeadShare(PartOfCall):
         if self.count == self.total or t.dim() < -axis or t.shape[axis] == 1:
             return t
         return t.narrow(axis, self.first, self.count)
+
+    def of_pairs(self, t: Tensor, whole: Frame) -> Tensor:
+        # where it has fewer entries than there are heads, each is of several that follow one another
+        return self.of(t if t.dim() < 3 or t.shape[-3] == 1 else repeat_heads(t, self.total), -3)
 
     def of_keys(self, t: Tensor, axis: int) -> Tensor:
         """The same of a tensor with an entry a key head along `axis`."""

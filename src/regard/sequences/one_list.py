@@ -44,11 +44,11 @@ def explain(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) 
     """How the sequences would run as one list, and a plain call like it; or why they would not, as a clause."""
     if _watched(call, score, sink):
         return "a gradient, a graph or a mode asks for more than the output"
-    if not call.consecutive():
-        return "the positions of its queries or keys do not count up by one"
     plan = _plan(call, score, sink, backend)
     if isinstance(plan, str):
         return plan
+    if plan.placed and not call.consecutive():
+        return "the positions of its queries or keys do not count up by one"
     longest = _bound(call.shown(), score, sink).explain(backend)
     return replace(longest, facts=(*longest.facts, ("nested", call.note())))
 

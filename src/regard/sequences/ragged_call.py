@@ -39,7 +39,7 @@ class RaggedCall:
     k, v       (batch, key heads, nk, d), which may lie in pages
     offsets    int64 (batch + 1): the queries of sequence b are [offsets[b], offsets[b + 1])
     rule       the mask's, of lengths of keys and bounds of positions
-    positions  of the queries (total,), and of the keys (nk,), where the rule or a step of the kernels compares them
+    positions  of the queries (total,), and of the keys (nk,), where something compares them
     padded     None: the sequences differ by these numbers alone. Else the call on the padded batch, its mask without
                the rule, from whose operands each sequence takes its part; one element stands for all of its queries
     mask       all of it
@@ -111,10 +111,11 @@ def ragged_call(
         one = one[:, None].expand(-1, queries.values.shape[1], -1, -1) if queries.headed else one
         padded = PlainCall(one, k, v, rest, queries.padded_positions(positions, rows))
     by_steps = score.compares_positions() and not has_own_modifier(score)
-    if not (rule.compares_positions() or by_steps):
-        positions = None
-    elif positions is None or positions.k.dim() != 1:
+    alike = positions is not None and positions.k.dim() == 1
+    if (rule.compares_positions() or by_steps) and not alike:
         return "the keys of each sequence have positions of their own"
+    if not (rule.compares_positions() or by_steps or rest.compares_positions()) or not alike:
+        positions = None
     values = queries.values
     lifted = (values, k, v) if queries.headed else (values[None, None], k[:, None], v[:, None])
     return RaggedCall(*lifted, queries.offsets, rule, positions, padded, mask)

@@ -85,7 +85,6 @@ INTERVAL_MEMBERS = (
     *members_of(INTERVALS),
     Member("int32_t", "bounds", "REGARD_FIRST where the call has first, REGARD_LAST where it has last"),
     *members_of(RULE_BOUNDS),
-    *members("regard_tensor", "q_ranges k_ranges", "of the documents of a block, of a tile; the kernels set them"),
 )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import regard.backends.native.abi as abi
 from regard.backends.native.abi import AXES
-from regard.backends.native.call_operands import NUMBERS, OF_MASK, PAIRS
+from regard.backends.native.call_operands import NUMBERS, OF_MASK, PAIRS, PLACED
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.modifiers.distance import MOST, place
 from regard.backends.native.modifiers.table import lower_modifiers, why_not_modifiers
@@ -138,6 +138,8 @@ def lower(problem: Problem, mask: dict[str, Any], invariant: bool = False) -> Ke
     """A problem as the kernels read it; mask: what lower_mask says of its mask."""
     q, k, v, scale = _similarity_operands(problem)
     found = {**mask, **lower_modifiers(problem), **_dropout(problem), "scale": scale, "invariant": invariant}
+    if not PLACED.isdisjoint(mask):
+        found |= place(problem)
     if problem.sink is not None:
         found["sink"] = problem.sink.float()[..., None, None]
     if isinstance(k, Int8Rows) and isinstance(v, Int8Rows):

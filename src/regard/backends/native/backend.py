@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from regard.backends.base import Backend, Differentiable, Example, ForwardResult, Plan, Result
 from regard.backends.native.additive import AdditiveKernels
 from regard.backends.native.args import KernelArgs, lower, why_not
+from regard.backends.native.call_operands import HELD
 from regard.backends.native.elementwise import ElementwiseKernels, described_features
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.ffi import runnable, why_not_built
@@ -190,7 +191,8 @@ class Native(Backend):
             found["rows"] = "of q and k, which the score's function makes once, in PyTorch"
         if programmed(problem) and 0 not in problem.frame.shape:
             found["modifiers as"] = described(problem)
-        kinds = {"allowed": "booleans", "tiles": "a map of tiles", "mask_code": program_of_mask(problem)}
+        held = {name: mask.described for name, mask in HELD.items()}
+        kinds = {**held, "tiles": "a map of tiles", "mask_code": program_of_mask(problem)}
         forms = [said for name, said in kinds.items() if name in args]
         if "k_documents" in args and problem.mask.rows(problem.frame) is None:
             forms.append("numbers of documents, compared pair by pair")

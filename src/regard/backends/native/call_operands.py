@@ -18,9 +18,11 @@ from regard.backends.native.operands import (
     QUERY,
     Axis,
     Count,
+    HeldMask,
     KernelNumber,
     KernelOperand,
 )
+from regard.masks.dense import Dense
 
 _KEY_OF_A_BLOCK = Axis("key of a block", lambda s: s.block[1], shared=False)
 _NUMBER = Axis("which", lambda s: None, shared=False)
@@ -30,15 +32,17 @@ _BOUND = "each query sees keys [start, stop); or a rule (documents: also both):"
 
 
 def _numbers_of(
-    name: str, axis: Axis, about: str, rule: str = "", leaf: bool = False, divided: bool = False
+    name: str, axis: Axis, about: str, rule: str = "", leaf: bool = False, divided: bool = False, summary: str = ""
 ) -> KernelOperand:
     """An operand of the rule for intervals: int64 (*batch, n)."""
-    return KernelOperand(name, torch.int64, (BATCH, axis), about, leaf=leaf, rule=rule, divided=divided)
+    return KernelOperand(
+        name, torch.int64, (BATCH, axis), about, leaf=leaf, rule=rule, divided=divided, summary=summary
+    )
 
 
 DOCUMENTS = (
-    _numbers_of("q_documents", EACH_QUERY, "seen are the keys of the query's number", "q_ids"),
-    _numbers_of("k_documents", EACH_KEY, "seen are the keys of the query's number", "k_ids"),
+    _numbers_of("q_documents", EACH_QUERY, "seen are the keys of the query's number", "q_ids", summary="q_ranges"),
+    _numbers_of("k_documents", EACH_KEY, "seen are the keys of the query's number", "k_ids", summary="k_ranges"),
 )
 # The keys that each query sees: a rule whose numbers are the same for all queries or follow from the mask's tensors.
 INTERVALS = (
@@ -61,6 +65,7 @@ PAIRS = (
         leaf=True,
         of_lengths=True,
         ragged=True,
+        mask=HeldMask(Dense, lambda mask, frame: frame.lift(mask.allowed), "booleans"),
     ),
     KernelOperand(
         *("tiles", torch.int32, (BATCH, HEAD, BLOCK_OF_QUERIES, BLOCK_OF_KEYS)),
@@ -123,6 +128,8 @@ NUMBERS: dict[str, KernelNumber] = {
 }
 LEAVES = tuple(name for name, operand in OPERANDS.items() if operand.leaf)
 OF_MASK = tuple(one.name for one in (*INTERVALS, *RULE_BOUNDS, *PAIRS))
+HELD = {operand.name: operand.mask for operand in OPERANDS.values() if operand.mask is not None}
+PLACED = frozenset(name for name, operand in OPERANDS.items() if operand.placed)
 DIVIDED = tuple(operand for operand in OPERANDS.values() if operand.divided)
 OF_LENGTHS = frozenset(name for name, operand in OPERANDS.items() if operand.of_lengths)
 OF_POSITIONS = frozenset(name for name, operand in OPERANDS.items() if operand.of_positions)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.native.abi import AXES, BOUNDS, INTERVAL_MEMBERS, CallArguments, Operand
+from regard.backends.native.abi import AXES, BOUNDS, INTERVAL_MEMBERS, CallArguments
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.bind import bind
 from regard.backends.native.c_structs import SATURATED, Struct
@@ -31,10 +31,8 @@ _AS_THEY_ARE = tuple(name for name, number in NUMBERS.items() if number.as_it_is
 _DEFAULTS = {name: number.default for name, number in NUMBERS.items()}
 COUNTS = {name: operand.count for name, operand in OPERANDS.items() if operand.count is not None}
 # The bytes of a call's members that say which keys each query sees.
-VISIBLE = slice(
-    getattr(CallArguments, INTERVAL_MEMBERS[0].name).offset,
-    getattr(CallArguments, INTERVAL_MEMBERS[-1].name).offset + ctypes.sizeof(Operand),
-)
+_FIRST, _LAST = (getattr(CallArguments, INTERVAL_MEMBERS[n].name) for n in (0, -1))
+VISIBLE = slice(_FIRST.offset, _LAST.offset + _LAST.size)
 # Floating-point operations for which it is worth waking another thread.
 THREAD_WORK = 1 << 20
 

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.backends.native.call_operands import DOCUMENTS, INTERVALS
+from regard.backends.native.call_operands import DOCUMENTS, HELD, INTERVALS
 from regard.backends.native.mask_program import MaskProgram, mask_program
 from regard.backends.native.mask_text import MOST, has_function, why_not_text, with_recorded, write_mask
 from regard.backends.native.modifiers.table import programmed
 from regard.backends.native.operands import ONE, KernelOperand, full
+from regard.call.of_part import PartMask
 from regard.call.problem import Problem
 from regard.core.region import Frame
 from regard.core.shapes import FARTHEST, blocks
 from regard.core.tracing import data_unavailable, watched
 from regard.masks.algebra import And, Cover, Everything, Mask
-from regard.masks.dense import Dense
 from regard.masks.intervals import Interval, IntervalRule
 from regard.masks.of_rule import joined, mask_of_rule
 
@@ -157,20 +157,31 @@ def _lower(mask: Mask, frame: Frame, key_heads: int, tile: tuple[int, int]) -> d
 
 
 def _without_pairs(mask: Mask, frame: Frame) -> dict[str, Any] | None:
-    """The mask as intervals, as booleans that the caller has, or both; None where that does not say it."""
+    """The mask as intervals, as tensors that the caller has, or both; None where that does not say it."""
     if type(mask) is Everything:
         return {}
-    intervals = lower_intervals(mask, frame)
-    if intervals is not None:
-        return intervals
-    if type(mask) is Dense:
-        return {"allowed": full(frame.lift(mask.allowed))}
-    if type(mask) is And:
-        for dense, other in ((mask.a, mask.b), (mask.b, mask.a)):
-            rest = lower_intervals(other, frame) if type(dense) is Dense else None
-            if type(dense) is Dense and rest is not None:
-                return {"allowed": full(frame.lift(dense.allowed)), **rest}
-    return None
+    found: dict[str, Any] = {}
+    others: list[Mask] = []
+    for part in joined(mask):
+        name, t = _held(part, frame)
+        if t is None or name in found:
+            others.append(part)
+        else:
+            found[name] = t
+    intervals = lower_intervals(reduce(and_, others), frame) if others else {}
+    return None if intervals is None else {**found, **intervals}
+
+
+def _held(mask: Mask, frame: Frame) -> tuple[str, Tensor | None]:
+    """The operand that holds a mask, by name, and its tensor, with an axis of heads at least; None: none does."""
+    if type(mask) is PartMask:
+        whole = mask.part.frame(frame)
+        name, t = _held(mask.whole, whole)
+        return name, None if t is None else mask.part.of_pairs(t, whole)
+    for name, held in HELD.items():
+        if type(mask) is held.kind:
+            return name, full(held.tensor(mask, frame))
+    return "", None
 
 
 def lower_intervals(mask: Mask, frame: Frame) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ programs/text.py.
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -17,27 +18,10 @@ from regard.backends.native.programs.record import record_mask
 from regard.backends.native.programs.text import RecordedMask
 from regard.core.region import Frame
 from regard.core.tracing import symbolic
-from regard.core.value import Value
-from regard.masks.algebra import And, Everything, Mask, Not, Or
+from regard.core.value import Value, fields_of, is_regards_own
+from regard.masks.algebra import And, Mask, Not, Or
 from regard.masks.dense import Dense
-from regard.masks.positional import Causal, Dilated, Prefix, Window
-from regard.masks.ragged import LENGTHS_FIELDS, Documents, Lengths
 
-_FIELDS: dict[type, tuple[str, ...]] = {  # by type, not isinstance: a subclass may mean something else
-    And: ("a", "b"),
-    Or: ("a", "b"),
-    Not: ("a",),
-    Everything: (),
-    Causal: (),
-    Window: ("before", "after"),
-    Prefix: ("n",),
-    Dilated: ("step",),
-    Lengths: LENGTHS_FIELDS,
-    Documents: ("q_ids", "k_ids"),
-    Dense: ("allowed",),
-    RecordedMask: ("text", "held"),
-}
-_CLASSES: dict[str, Any] = {kind.__name__: kind for kind in _FIELDS}
 MOST = 6  # tensors that a mask in a graph may hold
 
 
@@ -59,10 +43,10 @@ def has_function(mask: Mask) -> bool:
 
 
 def _unknown(mask: Mask) -> str | None:
-    names = _FIELDS.get(type(mask))
-    if names is None:
+    """Why the fields of a mask, and of those in it, do not say what it is: regard's own masks of plain fields do."""
+    if _is_function(mask):
         return f"{type(mask).__name__} is a function of Python"
-    for name in names:
+    for name in fields_of(mask):
         item = getattr(mask, name)
         if isinstance(item, Mask):
             found = _unknown(item)
@@ -71,6 +55,16 @@ def _unknown(mask: Mask) -> str | None:
         elif isinstance(item, int) and symbolic(item):
             return f"{type(mask).__name__}.{name} changes from call to call"
     return None
+
+
+def _is_function(mask: Mask) -> bool:
+    """Whether code says what a mask is: a class of others, or a field that is no mask, tensor or whole number."""
+    if type(mask) is RecordedMask:
+        return False
+    if not is_regards_own(type(mask)):
+        return True
+    items = [getattr(mask, name) for name in fields_of(mask)]
+    return not all(item is None or isinstance(item, (Mask, Tensor, int)) for item in items)
 
 
 def with_recorded(mask: Mask, frame: Frame) -> Mask | str:
@@ -83,7 +77,7 @@ def with_recorded(mask: Mask, frame: Frame) -> Mask | str:
         if isinstance(a, str) or isinstance(b, str):
             return a if isinstance(a, str) else b
         return And(a, b) if type(mask) is And else Or(a, b)
-    return mask if type(mask) in _FIELDS else record_mask(mask, frame)
+    return record_mask(mask, frame) if _is_function(mask) else mask
 
 
 def write_mask(mask: Mask, frame: Frame) -> tuple[str, list[Tensor]]:
@@ -96,7 +90,7 @@ def _written(item: Any, frame: Frame, tensors: list[Tensor]) -> str:
     """The text of a mask or of a field; its tensors are appended to `tensors`."""
     if isinstance(item, Mask):
         parts = [f'"{type(item).__name__}"']
-        for name in _FIELDS[type(item)]:
+        for name in fields_of(item):
             part = getattr(item, name)
             parts.append(_written(frame.lift(part) if type(item) is Dense else part, frame, tensors))
         return f"[{','.join(parts)}]"
@@ -122,4 +116,13 @@ def _read(part: Any, tensors: list[Tensor]) -> Value | Tensor | int | None:
         return tensors[part[0]]
     if part[0] == RecordedMask.__name__:
         return RecordedMask(json.dumps(part[1]), tuple([tensors[n] for (n,) in part[2]]))
-    return _CLASSES[part[0]](*(_read(each, tensors) for each in part[1:]))
+    return _class_of(part[0])(*(_read(each, tensors) for each in part[1:]))
+
+
+@cache
+def _class_of(name: str) -> Any:
+    """The mask of regard's that has this name."""
+    found: list[type[Mask]] = [Mask]
+    for kind in found:  # which grows meanwhile
+        found += kind.__subclasses__()
+    return next(kind for kind in found if kind.__name__ == name and is_regards_own(kind))

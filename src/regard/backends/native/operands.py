@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.c_structs import AXES, Member
+from regard.core.region import Frame
+from regard.masks.algebra import Mask
 
 _POINTERS = {torch.float32: "float*", torch.int32: "int32_t*", torch.int64: "int64_t*"}
 
@@ -63,6 +65,20 @@ class Count:
 
 
 @dataclass(frozen=True)
+class HeldMask:
+    """A mask that the kernels read as one of its tensors, alone or joined to others by &.
+
+    kind       its class; a subclass may mean something else
+    tensor     that tensor in a frame, broadcastable to (*batch, heads, nq, nk)
+    described  what `explain` says that the mask is
+    """
+
+    kind: type[Mask]
+    tensor: Callable[[Any, Frame], Tensor]
+    described: str
+
+
+@dataclass(frozen=True)
 class KernelOperand:
     """A tensor that the kernels read, on the CPU.
 
@@ -76,10 +92,13 @@ class KernelOperand:
                   them
     ragged        whether a call on sequences of any lengths can have it: they share it, or find their part by their
                   queries, or are `parted`
+    placed        whether the kernels compare it with positions: a call with it has those of queries and keys too
+    mask          the mask that it holds; None: it is none, or several masks together
     rule          the field of IntervalRule that it holds
     divided       whether a call on ragged sequences has its numbers, one for each sequence
     learned       the field of its score's stage of which it is the value, if it has a gradient: `d` and its name; of a
                   program "tensors", of which it is computed
+    summary       the member for what the kernels find of it once per call, for each block of queries or tile of keys
     """
 
     name: str
@@ -91,27 +110,34 @@ class KernelOperand:
     of_lengths: bool = False
     of_positions: bool = False
     ragged: bool = False
+    placed: bool = False
+    mask: HeldMask | None = None
     rule: str = ""
     divided: bool = False
     learned: str = ""
     count: Count | None = None
+    summary: str = ""
 
     @property
     def members(self) -> tuple[Member, ...]:
         """Of the struct of a call: the operand, and what is said besides."""
         kind = "" if self.dtype is None else str(self.dtype).removeprefix("torch.")
         shape = f"{kind} ({', '.join(axis.name for axis in self.axes)}): {self.about}".lstrip()
-        if self.strided:
-            return (Member("regard_tensor", self.name, shape),)
+        found = [Member("regard_tensor", self.name, shape)] if self.strided else self._pointer(shape)
+        if self.count is not None:
+            found.append(Member("int64_t", self.count.member))
+        if self.summary:
+            found.append(Member("regard_tensor", self.summary, f"a summary of {self.name}, which the kernels make"))
+        return tuple(found)
+
+    def _pointer(self, about: str) -> list[Member]:
         assert self.dtype is not None
-        found = [Member(f"const {_POINTERS[self.dtype]}", self.name, shape)]
+        found = [Member(f"const {_POINTERS[self.dtype]}", self.name, about)]
         if HEAD in self.axes:
             found.append(Member("int64_t", f"{self.name}_stride", "from head to head; 0 where they share it"))
         if BATCH in self.axes:
             found.append(Member("int64_t", f"{self.name}_batch", count=AXES))
-        if self.count is not None:
-            found.append(Member("int64_t", self.count.member))
-        return tuple(found)
+        return found
 
     @property
     def parted(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from regard.backends.base import Example
 from regard.backends.native.args import KernelArgs
-from regard.backends.native.call_operands import INTERVALS, OF_POSITIONS, SCALES
+from regard.backends.native.call_operands import HELD, INTERVALS, OF_POSITIONS, SCALES
 from regard.backends.native.families import KernelFamily
 from regard.call.problem import Problem
 from regard.core.int8_rows import Int8Rows
@@ -56,7 +56,7 @@ def decided_by_tensors(mask: Mask, args: KernelArgs) -> bool:
 
     Not lengths, and starts and stops, that the kernels read where they are: then a plan sets an address.
     """
-    if "allowed" in args.operands or "tiles" in args.operands:
+    if "tiles" in args.operands or not HELD.keys().isdisjoint(args.operands):
         return False
     leaves = ((one, args.operands[one.name]) for one in INTERVALS if one.leaf and one.name in args.operands)
     read = {t.data_ptr() for one, t in leaves if one.strided or t.is_contiguous()}

@@ -29,7 +29,8 @@ _LEFT = CODES["REGARD_BAD_POSITION"], CODES["REGARD_BAD_INTERVAL"]  # to the gen
 class RaggedPlan:
     """Calls on ragged sequences that differ from an example by their numbers and by where their tensors lie.
 
-    args   the operands of the call that stands for it: of the longest sequence, or of the padded batch
+    args    the operands of the call that stands for it: of the longest sequence, or of the padded batch
+    placed  whether the kernels compare positions
     """
 
     def __init__(self, args: KernelArgs, call: RaggedCall) -> None:
@@ -43,6 +44,7 @@ class RaggedPlan:
         self.struct = RaggedArguments(arguments(one, out=out), thread_work=THREAD_WORK)
         self.struct.call.batch = (ctypes.c_int64 * AXES)(*(1,) * AXES)  # of the sequence that a part belongs to
         self.struct.call.threads = torch.get_num_threads()
+        self.placed = rule.compares_positions() or "q_at" in args.operands
         self.entry, self.parallel = library().entry(RaggedArguments), parallel()
 
     @staticmethod
@@ -62,7 +64,7 @@ class RaggedPlan:
         numbers = {one.name: getattr(rule, one.rule) for one in DIVIDED}
         each = {name: None if n is None else n.expand(sequences).long().contiguous() for name, n in numbers.items()}
         bind(struct, {"q_offsets": call.offsets.long().contiguous(), **each})
-        if at is not None:
+        if self.placed and at is not None:
             set_places(struct, at.q, at.k)
         code = self.entry(ctypes.addressof(struct), self.parallel)
         if code in _LEFT:

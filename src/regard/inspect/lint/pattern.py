@@ -10,9 +10,8 @@ from torch import Tensor
 
 from regard.core.region import Frame, Region
 from regard.core.shapes import blocks
-from regard.masks.algebra import And, Everything, Mask, Or
-from regard.masks.positional import Causal, Dilated, Prefix, Window
-from regard.masks.ragged import Documents, Lengths
+from regard.core.value import is_regards_own
+from regard.masks.algebra import And, Mask, Or
 
 STRIP = 64  # rows whose pairs are held at once
 
@@ -41,10 +40,10 @@ class Pattern:
 
 
 def written_out(mask: Mask) -> bool:
-    """Whether the mask is defined pair by pair, or by `~`, so that its class does not state a pattern."""
+    """Whether the mask is defined pair by pair, by `~`, or by a class of others, which states no pattern."""
     if isinstance(mask, (And, Or)):
         return written_out(mask.a) or written_out(mask.b)
-    return type(mask) not in (Everything, Causal, Window, Prefix, Dilated, Lengths, Documents)
+    return not (mask.states_pattern and is_regards_own(type(mask)))
 
 
 def pattern(mask: Mask, frame: Frame) -> Pattern:

@@ -24,6 +24,6 @@ def why_not_near(problem: Problem) -> str | None:
 
 
 def place(problem: Problem) -> dict[str, Tensor]:
-    """Where queries and keys stand, for slopes, log distances and dropout."""
+    """Where queries and keys stand, for slopes, log distances, masks that compare positions, and dropout."""
     at = problem.frame.positions
     return {"q_at": at.q.long().contiguous(), "k_at": at.k.long().contiguous()}
