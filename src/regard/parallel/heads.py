@@ -100,7 +100,7 @@ class _TilingOfAllHeads(Tiling):
     """A tiling of a call with some heads that takes tensors of the whole."""
 
     def __init__(self, at: Tiling, some: HeadShare) -> None:
-        super().__init__(at.frame, at.r, at.c)
+        super().__init__(some.frame(at.frame), at.r, at.c)
         self._at, self._some = at, some
 
     @property
