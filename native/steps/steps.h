@@ -1,28 +1,17 @@
 // Everything between the similarity and the sum: the modifiers of a score, the masks, dropout; and the state of a block
 // of queries.
 #pragma once
+#include "abi/modifiers.h"
 #include "core/dispatch.h"
 #include "core/state.h"
-#include "steps/bias.h"
 #include "steps/bits.h"
-#include "steps/clamp.h"
 #include "steps/documents.h"
 #include "steps/dropout.h"
 #include "steps/interval.h"
-#include "steps/log_distance.h"
 #include "steps/mask_program.h"
-#include "steps/offsets.h"
-#include "steps/program.h"
 #include "steps/sink.h"
-#include "steps/slopes.h"
-#include "steps/softcap.h"
-#include "steps/temperature.h"
 
 namespace regard {
-
-// The modifiers of the kernels, in the order in which they are applied. To add one: its file in this folder, and its
-// name here.
-using Modifiers = ModifierList<SoftCap, Temperature, Clamp, Slopes, LogDistance, Offsets, Bias, LastSoftCap, Program>;
 
 // The masks of tiles, besides intervals, booleans and maps of tiles. To add one: its file in this folder, and its name
 // here.

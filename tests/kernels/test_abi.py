@@ -15,15 +15,16 @@ import regard.backends.native.abi as abi
 import regard.backends.native.ffi as ffi
 from needed import needs_kernels
 from regard.backends.native.call_operands import NUMBERS, OPERANDS
-from regard.backends.native.header import header
+from regard.backends.native.header import headers
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
 
 
-def test_the_header_is_what_the_table_says() -> None:
-    written = (NATIVE / "abi" / "structs.h").read_text(encoding="utf-8")
-    again = "python -m regard.backends.native.header native/abi/structs.h"
-    assert written == header(), f"the table of structs changed; write the header again: {again}"
+@pytest.mark.parametrize("name", headers())
+def test_a_header_is_what_the_tables_say(name: str) -> None:
+    written = (NATIVE / "abi" / name).read_text(encoding="utf-8")
+    again = "python -m regard.backends.native.header native/abi"
+    assert written == headers()[name], f"the tables changed; write the headers again: {again}"
 
 
 def test_every_operand_and_number_is_a_member() -> None:
@@ -33,7 +34,7 @@ def test_every_operand_and_number_is_a_member() -> None:
 
 def test_a_new_operand_is_refused_where_sequences_have_any_lengths() -> None:
     """Until its declaration says that they can share it: C++ and Python ask the same declaration."""
-    written, parted = header().split("regard_not_ragged", 1)[1].split("regard_parted", 1)
+    written, parted = headers()["structs.h"].split("regard_not_ragged", 1)[1].split("regard_parted", 1)
     for name, operand in OPERANDS.items():
         assert (re.search(rf"c->{name}\b", written) is None) == operand.ragged
         assert (re.search(rf"c->{name}\b", parted) is not None) == operand.parted

@@ -1,4 +1,4 @@
-"""The C header of the kernels' structs: `python -m regard.backends.native.header native/abi/structs.h` writes it."""
+"""Writes the C headers of the kernels' structs and modifiers: `python -m regard.backends.native.header native/abi`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from pathlib import Path
 from regard.backends.native.abi import ABI, CONSTANTS, ENUMS, SIZES
 from regard.backends.native.c_structs import STRUCTS
 from regard.backends.native.call_operands import OPERANDS
+from regard.backends.native.modifiers.program import Programs
+from regard.backends.native.modifiers.table import MODIFIERS, STEPS
+
+_WRITTEN = "// Written by src/regard/backends/native/header.py, which tells how to write it again. Do not edit."
 
 
-def header() -> str:
-    """The C header of all structs."""
-    return f"""// Written by src/regard/backends/native/header.py, which tells how to write it again. Do not edit.
+def headers() -> dict[str, str]:
+    """The files of native/abi/: their text by their names."""
+    return {"structs.h": _structs_header(), "modifiers.h": _modifiers_header()}
+
+
+def _structs_header() -> str:
+    return f"""{_WRITTEN}
 #pragma once
 #include <stdint.h>
 
@@ -30,6 +38,25 @@ extern "C" {{
 typedef void (*regard_body)(int64_t begin, int64_t end, void* context);
 typedef int32_t (*regard_parallel)(int64_t begin, int64_t end, int64_t grain, regard_body body, void* context);
 }}
+"""
+
+
+def _modifiers_header() -> str:
+    """The list of the modifiers in C++: in the order of the table; those that may come last; the program for others."""
+    steps = [*(one.step for one in STEPS), *(one.last_step for one in STEPS if one.last_step), Programs.step]
+    listed = ",\n".join(f"    {step}" for step in steps)
+    includes = "\n".join(f'#include "steps/{name}"' for name in sorted({one.header for one in MODIFIERS}))
+    return f"""{_WRITTEN}
+#pragma once
+{includes}
+
+namespace regard {{
+
+// The modifiers of the kernels in the order in which they are applied: that of STEPS in modifiers/table.py.
+using Modifiers = ModifierList<
+{listed}>;
+
+}}  // namespace regard
 """
 
 
@@ -70,4 +97,5 @@ def _parted() -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(header())
+    for name, text in headers().items():
+        (Path(sys.argv[1]) / name).write_text(text)

@@ -23,6 +23,12 @@ class KernelModifier(ABC, Generic[S]):
 
     stage: ClassVar[type[Any]]
     """What is lowered to it: by type, not isinstance, since a subclass may mean something else."""
+    step: ClassVar[str]
+    """Its struct in C++: a member of the list `Modifiers`, which header.py writes."""
+    last_step: ClassVar[str] = ""
+    """Its struct in C++ for a stage that comes after those of all other modifiers, if it may."""
+    header: ClassVar[str]
+    """The file in native/steps/ that has these structs."""
     operands: ClassVar[tuple[KernelOperand, ...]] = ()
     """The tensors that the kernels read; those that are learned in the order of the stage's tensors."""
     numbers: ClassVar[tuple[KernelNumber, ...]] = ()

@@ -21,6 +21,7 @@ class Biases(KernelModifier[Bias]):
     """Biases, which reach the kernels as their sum."""
 
     stage = Bias
+    step, header = "Bias", "bias.h"
     operands = (
         KernelOperand(
             *("bias", None, (BATCH, HEAD, QUERY, KEY), "added to the scores"),

@@ -17,6 +17,7 @@ class Clamps(KernelModifier[Clamp]):
     """Clamps: before all modifiers that add to the score, after a soft cap or a temperature."""
 
     stage = Clamp
+    step, header = "Clamp", "clamp.h"
     numbers = (
         KernelNumber("clamp_low", "float", "float", 0.0, "natural; no score is below it, if it is below clamp_high"),
         KernelNumber("clamp_high", "float", "float", 0.0, "natural; no score is above it, if it is above clamp_low"),

@@ -15,6 +15,7 @@ class LogDistances(KernelModifier[LogDistance]):
     """Weights times ln(1 + rates times distances)."""
 
     stage = LogDistance
+    step, header = "LogDistance", "log_distance.h"
     operands = (
         number_by_head("log_distance_weights", "of ln(1 + rate · distance), which is subtracted", learned="weight"),
         number_by_head("log_distance_rates", "of the distance", learned="rate"),

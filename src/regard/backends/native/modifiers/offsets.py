@@ -44,6 +44,7 @@ class RelativeOffsets(KernelModifier[RelativeBias]):
     """A table of offsets, with a number for each difference of positions."""
 
     stage = RelativeBias
+    step, header = "Offsets", "offsets.h"
     operands = (
         KernelOperand(
             *("offsets", torch.float32, (HEAD, _DIFFERENCE), "what is added for a difference of cells"),

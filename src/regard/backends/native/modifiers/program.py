@@ -47,6 +47,7 @@ class Programs(KernelModifier[Modifier]):
     """All modifiers of a score, where one of them is not regard's own: a program takes the place of all steps."""
 
     stage = Modifier
+    step, header = "Program", "program.h"
     repeats = True
     operands = (
         KernelOperand(

@@ -26,6 +26,7 @@ class Slopes(KernelModifier[Alibi]):
     """Slopes times distances, of positions or points."""
 
     stage = Alibi
+    step, header = "Slopes", "slopes.h"
     operands = (
         number_by_head("slopes", "what a step of distance costs", learned="slopes"),
         KernelOperand(

@@ -17,6 +17,7 @@ class SoftCaps(KernelModifier[SoftCap]):
     """Soft caps: before all other modifiers, or after them."""
 
     stage = SoftCap
+    step, last_step, header = "SoftCap", "LastSoftCap", "softcap.h"
     operands = (number_by_head("caps", "a cap for each head; then the number `cap` says only that there are some"),)
     numbers = (
         KernelNumber("cap", "float", "float", 0.0, "soft cap, 0 for none"),

@@ -15,6 +15,7 @@ class Temperatures(KernelModifier[Temperature]):
     """Temperatures: before all modifiers that add to the score, after a soft cap at the beginning."""
 
     stage = Temperature
+    step, header = "Temperature", "temperature.h"
     operands = (number_by_head("temperatures", "what scores are divided by", learned="t"),)
 
     @classmethod
