@@ -13,10 +13,9 @@ from regard.call.problem import Problem
 from regard.core.state import RowStats
 from regard.masks.algebra import Everything, View
 from regard.masks.positional import Causal
-from regard.scores.modifiers import Alibi, Bias, LogDistance, RelativeBias, SoftCap
+from regard.scores.algebra import Modifier, Score
+from regard.scores.modifiers import SoftCap
 from regard.scores.similarity import Dot, ScaledDot
-
-ADDS = (Bias, Alibi, RelativeBias, LogDistance)  # modifiers whose result is the score and a number
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class OnnxAttention(Backend):
             return f"ONNX's Attention has one batch axis; these tensors have {len(problem.frame.batch)}"
         if not isinstance(parts[0], (Dot, ScaledDot)) or isinstance(getattr(parts[0], "scale", None), Tensor):
             return f"ONNX's Attention has the dot product, scaled by a number, not {parts[0]!r}"
-        if any(not isinstance(stage, (SoftCap, *ADDS)) for stage in parts[1:]):
+        if any(not isinstance(stage, SoftCap) and not _adds(stage) for stage in parts[1:]):
             return f"ONNX's Attention has a soft cap and numbers to add, not {problem.score!r}"
         if caps and (len(parts) > 2 or isinstance(caps[0].cap, Tensor) or not isinstance(problem.mask, Everything)):
             return "opset 23 caps masked scores, later ones do not: a soft cap is a number, and alone"
@@ -67,7 +66,7 @@ class OnnxAttention(Backend):
                 assert not isinstance(stage.cap, Tensor)
                 cap = stage.cap
             else:
-                assert isinstance(stage, ADDS)
+                assert isinstance(stage, Modifier)
                 added = stage.modify(problem.q.new_zeros(1, 1, 1, 1) if added is None else added, at)
         span, mask = problem.frame.positions.span, problem.mask
         # torch's definition of the operator takes is_causal or numbers, not both
@@ -79,3 +78,7 @@ class OnnxAttention(Backend):
         out = attention(problem.q, problem.k, problem.v, added, is_causal=causal, scale=scale, softcap=cap)[0]
         unknown = out.new_full(out.shape[:-1], torch.nan)
         return out, RowStats(unknown, unknown)
+
+
+def _adds(stage: Score) -> bool:
+    return isinstance(stage, Modifier) and stage.adds

@@ -148,8 +148,9 @@ class Modifier(Score):
     """A later stage: a score from a score. Subclass as a frozen dataclass with `modify`.
 
     Set `positional = False` if it does not read at.i and at.j, and `indexed = False` if it reads no index of a query or
-    key either (at.row, at.col, a tensor with a number for each key); a subclass inherits both. A modifier that reads no
-    index runs over sources of unknown length (attention_over).
+    key either (at.row, at.col, a tensor with a number for each key). Set `adds = True` if its result is s plus a number
+    that does not depend on s. A subclass inherits them. One that reads no index runs over sources of unknown length
+    (attention_over); one that adds can be a term of the bias that ONNX's attention takes.
 
     >>> import regard as rg
     >>> @dataclass(frozen=True)
@@ -164,6 +165,7 @@ class Modifier(Score):
 
     positional: ClassVar[bool] = True
     indexed: ClassVar[bool] = True
+    adds: ClassVar[bool] = False
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
         """The changed scores, of the shape of s (*batch, h, r, c)."""

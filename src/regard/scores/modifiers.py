@@ -85,6 +85,7 @@ class Alibi(Modifier):
 
     formula: ClassVar[str] = "s_ij -> s_ij - slope_h · |i - j|"
     head_axes: ClassVar[Mapping[str, int] | None] = {"slopes": -1}
+    adds: ClassVar[bool] = True
     slopes: Tensor
     coordinates: Tensor | None = None
     query_coordinates: Tensor | None = None
@@ -167,6 +168,7 @@ class LogDistance(Modifier):
     formula: ClassVar[str] = "s_ij -> s_ij - weight_h · ln(1 + rate_h · |i - j|)"
     head_axes: ClassVar[Mapping[str, int] | None] = {"weight": -1, "rate": -1}
     indexed: ClassVar[bool] = False
+    adds: ClassVar[bool] = True
     weight: float | Tensor
     rate: float | Tensor
 
@@ -211,6 +213,7 @@ class Bias(Modifier):
     formula: ClassVar[str] = "s -> s + bias"
     head_axes: ClassVar[Mapping[str, int] | None] = {"bias": -3}
     positional: ClassVar[bool] = False
+    adds: ClassVar[bool] = True
     bias: Tensor
 
     def __post_init__(self) -> None:
@@ -283,6 +286,7 @@ class RelativeBias(Modifier):
     formula: ClassVar[str] = "s_ij -> s_ij + table[bucket(i, j), head]"
     head_axes: ClassVar[Mapping[str, int] | None] = {"table": -1}
     indexed: ClassVar[bool] = False
+    adds: ClassVar[bool] = True
     table: Tensor
     buckets: Buckets
 
