@@ -108,7 +108,7 @@ static int32_t divide(const regard_ragged& r, int64_t b, int32_t* start, int32_t
   c.nk = keys_of(r, b) > 1 ? keys_of(r, b) : 1;
   c.q.data = (void*)advance(c.q.data, row * c.q.row, c.dtype);
   c.out.data = (void*)advance(c.out.data, row * c.out.row, c.out_dtype);
-  if (c.q_at && (c.slopes || c.log_distance_weights || TileMasks::compare_positions(c))) c.q_at += row;
+  if (c.q_at && (Modifiers::compare_positions(c) || TileMasks::compare_positions(c))) c.q_at += row;
   else c.q_at = c.k_at = nullptr;  // bounds alone ask for them
   if (c.block_table) c.block_table += b * c.block_table_batch[kAxis];
   else

@@ -107,18 +107,29 @@ REGARD_INLINE vf expv(vf x) {
   return exp2_parts(t, f * splat(kLog2e));
 }
 
-// ln x to 2 ulp for x ≥ 2^-126: what is not finite stays so. Cephes' polynomial.
-REGARD_INLINE vf logv(vf x) {
+// The parts of a logarithm, for x ≥ 2^-126: x = 2^exponent (1 + f), where 1 + f is between sqrt(1/2) and sqrt(2), and
+// ln(1 + f) = f - f²/2 + cubic f². Cephes' polynomial.
+struct LogParts {
+  vf exponent, f, cubic;
+};
+REGARD_INLINE LogParts log_parts(vf x) {
   vi bits = (vi)((vu)x - 0x3f3504f3u);  // sqrt(1/2)
   vf e = __builtin_convertvector(bits >> 23, vf);
   vf f = (vf)((bits & splat_int(0x7fffff)) + splat_int(0x3f3504f3)) - splat(1.0f);
-  vf z = f * f, p = splat(7.0376836292e-2f);
+  vf p = splat(7.0376836292e-2f);
   const float more[] = {-1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
                         -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f};
 #pragma GCC unroll 8
   for (int n = 0; n < 8; ++n) p = p * f + splat(more[n]);
-  p = p * f * z + e * splat(-2.12194440e-4f) - splat(0.5f) * z + f + e * splat(0.693359375f);
-  return x < splat(kInf) ? p : x;
+  return {e, f, p * f};
+}
+
+// ln x to 2 ulp for x ≥ 2^-126: what is not finite stays so.
+REGARD_INLINE vf logv(vf x) {
+  const LogParts parts = log_parts(x);
+  const vf e = parts.exponent, f = parts.f, z = f * f;
+  const vf y = parts.cubic * z + e * splat(-2.12194440e-4f) - splat(0.5f) * z + f + e * splat(0.693359375f);
+  return x < splat(kInf) ? y : x;
 }
 
 // ln(1 + x) for x > -1 (Higham, Accuracy and Stability of Numerical Algorithms, 1.14.1): what rounding does to 1 + x

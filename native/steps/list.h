@@ -61,6 +61,9 @@ struct Modifier {
   // Whether it may differ between the query heads of a group. (Called where the call has it.)
   static bool differs_by_head(const regard_call&) { return true; }
 
+  // Whether it reads the positions of queries and keys, which the call then has. (Called where the call has it.)
+  static bool compares_positions(const regard_call&) { return false; }
+
   static constexpr bool hides = true;  // whether it can make a score -inf
   static constexpr bool keeps =
       false;  // whether its block form keeps a number for each score of a tile, for `backward`
@@ -115,12 +118,17 @@ struct ModifierList {
   static int32_t check(const regard_call& c) {
     int32_t wrong = REGARD_DONE;
     ((wrong == REGARD_DONE ? (void)(wrong = Each::check(c)) : void()), ...);
+    if (wrong == REGARD_DONE && compare_positions(c) && !c.q_at) wrong = REGARD_BAD_ARGUMENT;
     return wrong;
   }
 
   static bool used(const regard_call& c) { return (Each::used(c) || ...); }
 
   static bool differ_by_head(const regard_call& c) { return ((Each::used(c) && Each::differs_by_head(c)) || ...); }
+
+  static bool compare_positions(const regard_call& c) {
+    return ((Each::used(c) && Each::compares_positions(c)) || ...);
+  }
 
   static bool hide(const regard_call& c) { return ((Each::hides && Each::used(c)) || ...); }
 

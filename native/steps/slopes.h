@@ -4,37 +4,26 @@
 
 namespace regard {
 
-// A slope in base 2 as the sum of two floats, since long distances multiply the rounding error of one.
-struct Slope {
-  float high, low;
-
-  static Slope of(const regard_call& c, int64_t head) {
-    const double slope = c.slopes[c.slopes_stride * head] * 1.4426950408889634;
-    return {(float)slope, (float)(slope - (float)slope)};
-  }
-
-  __attribute__((always_inline)) vf subtract(vf s, vf distance) const {
-    s -= splat(high) * distance;
-    return s - splat(low) * distance;
-  }
-};
-
 struct Slopes : Modifier {
   template <int V>
   struct State {
-    Slope slope;
+    Base2Factor slope;
     vf point[REGARD_DIMS][V];  // coordinates of each lane's query
   };
 
   static int32_t check(const regard_call& c) {
     if (c.slopes_stride < 0 || c.slopes_stride > 1 || !both_or_none(c.points_of_q, c.points_of_k))
       return REGARD_BAD_ARGUMENT;
-    if (c.points_of_q && (c.dims < 0 || c.dims > REGARD_DIMS)) return REGARD_BAD_ARGUMENT;
-    return c.slopes && !c.points_of_q && !c.q_at ? REGARD_BAD_ARGUMENT : REGARD_DONE;
+    return c.points_of_q && (c.dims < 0 || c.dims > REGARD_DIMS) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
   }
 
   static bool used(const regard_call& c) { return c.slopes; }
+  static bool compares_positions(const regard_call& c) { return !c.points_of_q; }
   static constexpr bool hides = false;
+
+  static Base2Factor of(const regard_call& c, int64_t head) {
+    return Base2Factor::of(c.slopes[c.slopes_stride * head]);
+  }
 
   template <int V>
   static void begin(Block<V>& b, float*) {
@@ -42,7 +31,7 @@ struct Slopes : Modifier {
     for (int64_t d = 0; c.points_of_q && d < c.dims; ++d)
       for (int64_t n = 0; n < V * W; ++n)
         b.point[d][n / W][n % W] = c.points_of_q[d * c.nq + b.p.row + (n < b.p.rows ? n : 0)];
-    b.slope = Slope::of(c, b.p.h);
+    b.slope = of(c, b.p.h);
   }
 
   // The square of a distance with one more coordinate.
@@ -95,7 +84,7 @@ struct Slopes : Modifier {
     return sqrtv(square);
   }
 
-  REGARD_INLINE void apply(const RowKeys& x, vf& s, vf&) { s = Slope::of(x.f.c, x.row.h).subtract(s, distances(x)); }
+  REGARD_INLINE void apply(const RowKeys& x, vf& s, vf&) { s = of(x.f.c, x.row.h).subtract(s, distances(x)); }
 
   static bool wants_grad(const regard_gradients& g) { return g.dslopes; }
   static int64_t grad_size(const regard_gradients& g) { return g.dslopes ? 1 : 0; }

@@ -60,10 +60,10 @@ from regard.scores.buckets import GridBuckets as GridBuckets
 from regard.scores.buckets import T5Buckets as T5Buckets
 from regard.scores.buckets import T5CausalBuckets as T5CausalBuckets
 from regard.scores.clamp import Clamp as Clamp
+from regard.scores.distance_penalty import LogDistance as LogDistance
 from regard.scores.elementwise import Elementwise as Elementwise
 from regard.scores.modifiers import Alibi as Alibi
 from regard.scores.modifiers import Bias as Bias
-from regard.scores.modifiers import LogDistance as LogDistance
 from regard.scores.modifiers import RelativeBias as RelativeBias
 from regard.scores.modifiers import SoftCap as SoftCap
 from regard.scores.similarity import Bilinear as Bilinear

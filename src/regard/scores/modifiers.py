@@ -1,4 +1,4 @@
-"""Modifiers of a score: SoftCap, Alibi, LogDistance, Bias, RelativeBias."""
+"""Modifiers of a score: SoftCap, Alibi, Bias, RelativeBias."""
 
 from __future__ import annotations
 
@@ -148,50 +148,6 @@ class Alibi(Modifier):
         slopes = cls.geometric(max(frame.heads, 1))[: frame.heads].to(frame.device, torch.float64)
         q, k = (torch.randn(n, 2, dtype=torch.float64, device=frame.device) for n in (frame.nq, frame.nk))
         return cls(slopes), cls(slopes, coordinates=k, query_coordinates=q)
-
-
-@dataclass(frozen=True)
-class LogDistance(Modifier):
-    """s_ij -> s_ij - weight_h · ln(1 + rate_h · |i - j|): a penalty that grows with the logarithm of the distance.
-
-    i and j are positions. weight and rate: numbers, or floating-point tensors (heads,) or (), which may be learned;
-    both at least 0. Numbers are checked (ValueError). Tensors are not: keep learned values positive, for example by
-    softplus; if 1 + rate · |i - j| is not above 0, the row is NaN. A weight or a rate of 0 changes nothing.
-    Source: Chi et al. 2022, KERPLE (arXiv 2205.09921), the logarithmic variant: weight is their r1, rate their r2.
-
-    >>> import regard as rg
-    >>> s = rg.ScaledDot() >> LogDistance(weight=1.0, rate=1.0)   # exp(-s) is 1 + the distance
-    >>> rg.attention_weights(torch.zeros(3, 2), torch.zeros(3, 2), score=s)[2]
-    tensor([0.1818, 0.2727, 0.5455])
-    """
-
-    formula: ClassVar[str] = "s_ij -> s_ij - weight_h · ln(1 + rate_h · |i - j|)"
-    head_axes: ClassVar[Mapping[str, int] | None] = {"weight": -1, "rate": -1}
-    indexed: ClassVar[bool] = False
-    adds: ClassVar[bool] = True
-    weight: float | Tensor
-    rate: float | Tensor
-
-    def __post_init__(self) -> None:
-        for name in ("weight", "rate"):
-            x = number(getattr(self, name), f"LogDistance.{name}")
-            object.__setattr__(self, name, x)
-            if not isinstance(x, Tensor) and not 0 <= x < math.inf:
-                raise ValueError(f"LogDistance({name}={x}): expected a finite number, 0 or above.")
-
-    def shape_error(self, frame: Frame) -> str | None:
-        weight = shape_error_by_head(self.weight, "LogDistance.weight", frame.heads)
-        return weight or shape_error_by_head(self.rate, "LogDistance.rate", frame.heads)
-
-    def modify(self, s: Tensor, at: Region) -> Tensor:
-        held = (self.weight, self.rate)
-        weight, rate = (at.heads(x).to(s.dtype) if isinstance(x, Tensor) else x for x in held)
-        return s - weight * torch.log1p(rate * (at.i - at.j).abs().to(s.dtype))
-
-    @classmethod
-    def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
-        weight = torch.linspace(0.5, 1.5, frame.heads, dtype=torch.float64, device=frame.device)
-        return cls(weight, 2 - weight), cls(0.7, 0.3)
 
 
 @answers_wrong_calls(dict.fromkeys(("attn_bias", "attn_mask", "mask", "tensor", "position_bias"), "write Bias(tensor)"))

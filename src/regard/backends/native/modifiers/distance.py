@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
 from torch import Tensor
 
+from regard.backends.native.modifiers.base import KernelModifier, by_head
 from regard.call.problem import Problem
 from regard.core.tracing import data_unavailable
+from regard.scores.distance_penalty import DistancePenalty
+
+P = TypeVar("P", bound=DistancePenalty)
 
 MOST = 1 << 31  # keys, and distances, are 32-bit numbers inside a block
 
@@ -27,3 +34,16 @@ def place(problem: Problem) -> dict[str, Tensor]:
     """Where queries and keys stand, for slopes, log distances, masks that compare positions, and dropout."""
     at = problem.frame.positions
     return {"q_at": at.q.long().contiguous(), "k_at": at.k.long().contiguous()}
+
+
+class DistancePenalties(KernelModifier[P]):
+    """Penalties by the distance of positions, whose operands are numbers for each head: native/steps/distance.h."""
+
+    @classmethod
+    def why_not(cls, problem: Problem, stage: P) -> str | None:
+        return why_not_near(problem)
+
+    @classmethod
+    def lower(cls, problem: Problem, stages: Sequence[P]) -> dict[str, Any]:
+        (stage,) = stages
+        return {name: by_head(getattr(stage, field)) for field, name in cls.learned().items()} | place(problem)
