@@ -14,6 +14,7 @@ import regard as rg
 from fuzz.build import Unplanned
 from regard import testing
 from regard.backends.base import Backend
+from regard.backends.native.modifiers.table import STEPS
 from regard.core.region import Frame
 
 
@@ -24,6 +25,16 @@ def frames(few: int) -> dict[str, Frame]:
         "few rows": testing.frame(nq=2, nk=few, batch=(3,), heads=6),
         "small": testing.frame(),
         "headless": testing.frame(nq=19, nk=23, batch=(5,), heads=1, headed=False),
+    }
+
+
+def modifiers(at: Frame, width: int) -> dict[str, rg.Score]:
+    """Every example of each modifier that the kernels have, alone after a scaled dot product, with float32 tensors."""
+    stages = tuple(step.stage for step in STEPS)
+    return {
+        name: score.with_tensors(t.float() for t in score.tensors())
+        for name, score in testing.scores(at, width).items()
+        if len(score.stages) == 2 and isinstance(score.stages[1], stages)
     }
 
 

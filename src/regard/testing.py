@@ -18,6 +18,7 @@ from torch import Tensor
 
 from regard.api import attention, attention_state
 from regard.backends.base import Backend
+from regard.backends.native.modifiers.table import STEPS
 from regard.backends.reference import Reference
 from regard.backends.streaming.tiled import Tiled
 from regard.call.problem import Problem
@@ -30,10 +31,7 @@ from regard.core.value import Value, is_regards_own
 from regard.masks.algebra import Cover, Everything, Mask
 from regard.runtime.binding import BoundCall
 from regard.scores.algebra import Modifier, Pipeline, Score
-from regard.scores.clamp import Clamp
-from regard.scores.modifiers import SoftCap
 from regard.scores.similarity import ScaledDot
-from regard.scores.temperature import Temperature
 
 FLOAT64_TOLERANCE = 1e-12
 # score, shift, exponential, weight, product: each rounds, and a short sum of few numbers shows it by chance or not
@@ -112,9 +110,10 @@ def scores(at: Frame, width: int = 7) -> dict[str, Score]:
     examples = {kind: kind.examples(at, width) for kind in _kinds(Score)}
     found = {name: ScaledDot() >> one if isinstance(one, Modifier) else one for name, one in _named(examples).items()}
     modifiers = [kind for kind in examples if issubclass(kind, Modifier)]
-    # the order that the native kernels have too: a temperature, then a clamp, before what is added, a soft cap after it
-    order: dict[type, int] = {Temperature: -2, Clamp: -1, SoftCap: 1}
-    modifiers.sort(key=lambda kind: order.get(kind, 0))
+    # in the order of the native kernels; last the soft cap, which they can apply after all others
+    steps = sorted(STEPS, key=lambda step: bool(step.last_step))
+    order: dict[type, int] = {step.stage: n for n, step in enumerate(steps)}
+    modifiers.sort(key=lambda kind: order.get(kind, -1))
     return {**found, "Pipeline": Pipeline((ScaledDot(), *(examples[kind][0] for kind in modifiers)))}
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import regard as rg
+from kernel_checks import modifiers
 from needed import needs_kernels
 from regard import testing
 from regard.backends.native.args import KernelArgs, lower
@@ -162,17 +163,13 @@ class Weighed(rg.Modifier):
 
 APART = rg.Positions(2 * torch.arange(9) + 60, 2 * torch.arange(33))
 HELD: dict[str, dict[str, Any]] = {  # a call for each operand
-    "caps": {"score": rg.ScaledDot() >> rg.SoftCap(torch.rand(4) + 1)},
-    "temperatures": {"score": rg.ScaledDot() >> rg.Temperature(torch.rand(4) + 1)},
-    "slopes": {"score": rg.ScaledDot() >> rg.Alibi(torch.rand(4))},
-    "log distances": {"score": rg.ScaledDot() >> rg.LogDistance(torch.rand(4), torch.rand(4))},
-    "points": {"score": rg.ScaledDot() >> rg.Alibi(torch.rand(4), torch.rand(33, 3), torch.rand(9, 3))},
+    **{
+        name: {"score": score} for name, score in modifiers(testing.frame(batch=(3,), heads=4, nq=9, nk=33), 16).items()
+    },
     "cells": {
         "score": rg.ScaledDot() >> rg.RelativeBias(torch.randn(7, 4), rg.ClippedBuckets(3, 3)),
         "positions": APART,
     },
-    "offsets": {"score": rg.ScaledDot() >> rg.RelativeBias(torch.randn(32, 4), rg.T5Buckets(32, 128))},
-    "bias": {"score": rg.ScaledDot() >> rg.Bias(torch.randn(3, 4, 9, 33))},
     "a table of intervals": {"mask": rg.Prefix(torch.tensor([3, 5, 7])) & rg.Causal(), "positions": APART},
     "lengths": {"mask": rg.Lengths(torch.tensor([13, 15, 17]), torch.tensor([2, 7, 9]), torch.tensor([3, 5, 7]))},
     "shifts": {"mask": rg.Causal(), "positions": rg.tail(9, [33, 20, 21])},

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from kernel_checks import modifiers
 from needed import needs_kernels
 from regard import testing
 from regard.backends.native.abi import CODES, RaggedArguments
+from regard.backends.native.call_operands import NUMBERS, RAGGED
 from regard.backends.native.launch import library
+from regard.backends.native.modifiers.table import lower_modifiers
 from regard.backends.native.ragged import RaggedPlan
 from regard.core.int8_rows import Int8Rows, products, rounded
 from regard.nn import PagedCache
@@ -29,17 +32,25 @@ HEADS, KEY_HEADS, DK, DV, SIZE = 6, 2, 19, 23, 7
 NEW = [131, 1, 0, 64, 1, 3, 9, 2, 5]  # blocks, decoding, nothing, one whole block, decoding, few, ...
 HELD = [90, 700, 13, 0, 0, 40, 300, 0, 2]  # keys before these
 BY_HEAD = torch.linspace(0.2, 1, HEADS)
-LOG = rg.ScaledDot() >> rg.LogDistance(BY_HEAD, BY_HEAD)
+
+
+def ragged_modifiers() -> dict[str, rg.Score]:
+    """Those whose operands sequences of any lengths can share. Biases, which belong to one number of queries and keys,
+    have tests of their own (test_ragged_programs.py)."""
+    at, found = testing.frame(heads=HEADS), dict[str, rg.Score]()
+    for name, score in modifiers(at, DK).items():
+        given = lower_modifiers(testing.draw(at, dk=DK, score=score).leaves(torch.float32).problem)
+        if given.keys() <= RAGGED | NUMBERS.keys() and not isinstance(score.stages[1], rg.Bias):
+            found[name] = score
+    return found
+
+
 CALLS: dict[str, dict[str, Any]] = {
     "causal": {"mask": rg.Causal()},
     "window": {"mask": rg.Window(before=50, after=0)},
     "window ahead": {"mask": rg.Window(before=None, after=3)},
     "everything": {},
-    "soft cap": {"mask": rg.Causal(), "score": rg.ScaledDot(0.4) >> rg.SoftCap(2.0)},
-    "slopes": {"mask": rg.Causal(), "score": rg.Dot() >> rg.Alibi(BY_HEAD)},
-    "log distance": {"mask": rg.Causal(), "score": LOG},
-    "clamp": {"mask": rg.Causal(), "score": rg.ScaledDot() >> rg.Clamp(-0.3, 0.4)},
-    "temperature": {"score": rg.ScaledDot() >> rg.Temperature(BY_HEAD)},
+    **{name: {"mask": rg.Causal(), "score": score} for name, score in ragged_modifiers().items()},
     "sink": {"mask": rg.Causal(), "sink": BY_HEAD},
     "one sink": {"mask": rg.Causal(), "sink": 0.7},
 }
