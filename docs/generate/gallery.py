@@ -152,6 +152,7 @@ GROUPS = (
                 "The same with distances of points: here 4 × 4 patches of a picture.",
             ),
             Entry("LogDistance(weight=1.0, rate=1.0)", "A penalty that grows with the logarithm of the distance."),
+            Entry("PowerDistance(weight=1.0, power=0.5)", "A penalty that grows with a power of the distance."),
             Entry(
                 "RelativeBias(torch.randn(8, 1), T5Buckets(8, 16))", "A learned number for each bucket of distances."
             ),

@@ -4,6 +4,7 @@
 #include "steps/clamp.h"
 #include "steps/log_distance.h"
 #include "steps/offsets.h"
+#include "steps/power_distance.h"
 #include "steps/program.h"
 #include "steps/slopes.h"
 #include "steps/softcap.h"
@@ -18,6 +19,7 @@ using Modifiers = ModifierList<
     Clamp,
     Slopes,
     LogDistance,
+    PowerDistance,
     Offsets,
     Bias,
     LastSoftCap,

@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0xdc3134469421c6  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0x32c7290d00cab3  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -175,6 +175,10 @@ typedef struct {
   int64_t log_distance_weights_stride;  // from head to head; 0 where they share it
   const float* log_distance_rates;  // float32 (head): of the distance
   int64_t log_distance_rates_stride;  // from head to head; 0 where they share it
+  const float* power_distance_weights;  // float32 (head): of distance^power, which is subtracted
+  int64_t power_distance_weights_stride;  // from head to head; 0 where they share it
+  const float* power_distance_powers;  // float32 (head): to which distances are raised; 0 stays 0
+  int64_t power_distance_powers_stride;  // from head to head; 0 where they share it
   const float* offsets;  // float32 (head, difference of cells, and room): what is added for a difference of cells
   int64_t offsets_stride;  // from head to head; 0 where they share it
   int64_t offsets_count;
@@ -234,7 +238,7 @@ typedef struct {
   regard_tensor k_scales;  // float32 (batch, key head, key, 1): k is int8; its rows are multiplied by these
   regard_tensor v_scales;  // float32 (batch, key head, key, 1): v is int8; its rows are multiplied by these
 } regard_call;
-static_assert(sizeof(regard_call) == 3040, "ctypes lays regard_call out in another way");
+static_assert(sizeof(regard_call) == 3072, "ctypes lays regard_call out in another way");
 
 // A call on sequences that have any number of queries each, one sequence behind another in q, out and q_at.
 // The batch of `call` is 1, nq counts all queries; batch[3] of k and v, or of block_table, strides over
@@ -248,7 +252,7 @@ typedef struct {
   const int64_t* key_starts;  // (sequences): no key before this one is seen
   int64_t thread_work;  // floating-point operations for which it is worth waking another thread
 } regard_ragged;
-static_assert(sizeof(regard_ragged) == 3080, "ctypes lays regard_ragged out in another way");
+static_assert(sizeof(regard_ragged) == 3112, "ctypes lays regard_ragged out in another way");
 
 // A call of the backward pass. A null address: that gradient is not wanted.
 typedef struct {
@@ -262,6 +266,8 @@ typedef struct {
   float* dslopes;  // for each head, written
   float* dlog_distance_weights;  // for each head, written
   float* dlog_distance_rates;  // for each head, written
+  float* dpower_distance_weights;  // for each head, written
+  float* dpower_distance_powers;  // for each head, written
   float* doffsets;  // for each head, written
   regard_tensor dbias;  // added to, float; double where it sums queries or keys
   regard_tensor dprogram_0;  // added to, float; double where it sums queries or keys
@@ -277,7 +283,7 @@ typedef struct {
   regard_tensor dprogram_10;  // added to, float; double where it sums queries or keys
   regard_tensor dprogram_11;  // added to, float; double where it sums queries or keys
 } regard_gradients;
-static_assert(sizeof(regard_gradients) == 4520, "ctypes lays regard_gradients out in another way");
+static_assert(sizeof(regard_gradients) == 4568, "ctypes lays regard_gradients out in another way");
 
 // A call whose scores are w · f(a + c), or the sum over features of a program of a and c: q and k are a and c,
 // float whatever its dtype, which is that of v.
@@ -292,7 +298,7 @@ typedef struct {
   const float* parameters;  // (parameter_count, heads, dk), contiguous: what a program reads besides
   int64_t parameter_count;
 } regard_additive;
-static_assert(sizeof(regard_additive) == 3096, "ctypes lays regard_additive out in another way");
+static_assert(sizeof(regard_additive) == 3128, "ctypes lays regard_additive out in another way");
 
 // The backward pass of an additive call. All cotangents and gradients are float; every element is written.
 typedef struct {
@@ -304,7 +310,7 @@ typedef struct {
   regard_tensor dv;
   float* dw;  // (heads, dk); of a program's parameters (parameter_count, heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 3504, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 3536, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
 // of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.
@@ -340,7 +346,7 @@ typedef struct {
   const float* level;  // (levels,)
   int64_t* reached;  // (.., levels) how many visible pairs have a weight of at least that
 } regard_fact_args;
-static_assert(sizeof(regard_fact_args) == 3272, "ctypes lays regard_fact_args out in another way");
+static_assert(sizeof(regard_fact_args) == 3304, "ctypes lays regard_fact_args out in another way");
 
 // New keys and values of a batch of sequences, to be copied to their pages, whose columns are neighbours.
 // batch[3] is the stride from sequence to sequence, or from page to page.

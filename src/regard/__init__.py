@@ -66,6 +66,7 @@ from regard.scores.modifiers import Alibi as Alibi
 from regard.scores.modifiers import Bias as Bias
 from regard.scores.modifiers import RelativeBias as RelativeBias
 from regard.scores.modifiers import SoftCap as SoftCap
+from regard.scores.power_distance import PowerDistance as PowerDistance
 from regard.scores.similarity import Bilinear as Bilinear
 from regard.scores.similarity import Cosine as Cosine
 from regard.scores.similarity import Custom as Custom
@@ -114,6 +115,7 @@ __all__ = [
     "Native",
     "Packed",
     "Positions",
+    "PowerDistance",
     "Prefix",
     "Reference",
     "RelativeBias",

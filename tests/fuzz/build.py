@@ -114,7 +114,8 @@ def score(part: Part) -> rg.Score:
         return rg.Alibi(t["slopes"], t["coordinates"], t.get("query_coordinates"))
     kinds = {"dot": rg.Dot, "scaled dot": rg.ScaledDot, "cosine": rg.Cosine, "distance": rg.Distance}
     kinds |= {"bilinear": rg.Bilinear, "soft cap": rg.SoftCap, "alibi": rg.Alibi, "bias": rg.Bias}
-    kinds |= {"log distance": rg.LogDistance, "divided": rg.Temperature, "temperature": Temperature, "near": Near}
+    kinds |= {"log distance": rg.LogDistance, "power distance": rg.PowerDistance}
+    kinds |= {"divided": rg.Temperature, "temperature": Temperature, "near": Near}
     return kinds[part.kind](**t, **n)
 
 

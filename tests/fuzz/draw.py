@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,16 @@ import torch
 from torch import Tensor
 
 from . import oracle
-from .call import Call
+from .call import Call, Part
 from .masks import draw_mask
-from .scores import draw_division, draw_kind, draw_log_distance, draw_modifiers, draw_similarity
+from .scores import (
+    draw_division,
+    draw_kind,
+    draw_log_distance,
+    draw_modifiers,
+    draw_power_distance,
+    draw_similarity,
+)
 from .tensors import FLOATING, Size, Source
 
 EDGES = (15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 192, 193)
@@ -24,7 +32,9 @@ WORK = 40_000  # pairs of queries and keys over all heads; fewer where each pair
 def draw(seed: int) -> Call:
     """The call of a seed: the same on every machine."""
     call, at = _draw_first(seed)
-    return _with_division(Source.of(seed + 3), _with_added(Source.of(seed + 2), call, at), at)
+    call = _with_added(Source.of(seed + 2), call, at, draw_log_distance)
+    call = _with_added(Source.of(seed + 5), call, at, draw_power_distance)
+    return _with_division(Source.of(seed + 3), call, at)
 
 
 def draw_first(seed: int) -> Call:
@@ -32,11 +42,11 @@ def draw_first(seed: int) -> Call:
     return _draw_first(seed)[0]
 
 
-def _with_added(s: Source, call: Call, at: Size) -> Call:
+def _with_added(s: Source, call: Call, at: Size, draw_modifier: Callable[[Source, Size], Part]) -> Call:
     """The call, sometimes with one more modifier at the end, where it may follow what is there."""
     if at.unplaced or not s.maybe(0.15) or call.score[-1].kind == "soft cap":
         return call
-    added = replace(call, score=(*call.score, draw_log_distance(s, at)))
+    added = replace(call, score=(*call.score, draw_modifier(s, at)))
     named = added.floats().keys() - call.floats().keys()
     return replace(added, needs=(*call.needs, *(name for name in sorted(named) if call.needs and s.maybe(0.75))))
 

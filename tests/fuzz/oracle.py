@@ -170,6 +170,11 @@ def _modified(part: Part, call: Call, s: Tensor, t: dict[str, Tensor], r: Unroun
         i, j = positions(call)
         penalty = torch.log1p(_scalar(part, t, "rate") * (i - j).abs().to(s.dtype))
         return s - _scalar(part, t, "weight") * r(penalty)
+    if part.kind == "power distance":
+        i, j = positions(call)
+        distance = (i - j).abs().to(s.dtype)
+        raised = torch.where(distance == 0, 0, distance.clamp(min=1) ** _scalar(part, t, "power"))
+        return s - _scalar(part, t, "weight") * r(raised)
     if part.kind == "points":
         q = t.get("query_coordinates", t["coordinates"])
         square = r((q[:, None, :] - t["coordinates"][None, :, :]).square().sum(-1))

@@ -91,6 +91,20 @@ def draw_log_distance(s: Source, at: Size) -> Part:
     return Part("log distance", tensors, numbers)
 
 
+def draw_power_distance(s: Source, at: Size) -> Part:
+    """A penalty by a power of the distance, from 0.2 to 2: numbers, or tensors, for each head or for all."""
+    tensors, numbers, size = {}, {}, s.choice.choice((0.001, 0.05, 0.5))
+    if s.maybe(0.35):
+        numbers["weight"] = size * s.choice.choice((0.0, 0.5, 2.0))
+    else:
+        tensors["weight"] = at.parameter(s, s.normal(*at.per_head(s)).abs() * size)
+    if s.maybe(0.35):
+        numbers["power"] = s.choice.choice((0.25, 0.7, 1.0, 1.5, 2.0))
+    else:
+        tensors["power"] = at.parameter(s, s.normal(*at.per_head(s)).abs().add(0.2).clamp(max=2))
+    return Part("power distance", tensors, numbers)
+
+
 def draw_division(s: Source, at: Size) -> Part:
     """Scores divided by a temperature: a number, or one a head or for all."""
     if s.maybe(0.3):

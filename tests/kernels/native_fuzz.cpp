@@ -241,6 +241,12 @@ const Wrong kWrong[] = {
     FIELD(c.log_distance_rates_stride, -1),
     FIELD_WHERE(x.c.log_distance_weights, c.log_distance_weights, nullptr),
     FIELD_WHERE(x.c.log_distance_weights, c.log_distance_rates, nullptr),
+    FIELD(c.power_distance_weights_stride, 2),
+    FIELD(c.power_distance_weights_stride, -1),
+    FIELD(c.power_distance_powers_stride, 2),
+    FIELD(c.power_distance_powers_stride, -1),
+    FIELD_WHERE(x.c.power_distance_weights, c.power_distance_weights, nullptr),
+    FIELD_WHERE(x.c.power_distance_weights, c.power_distance_powers, nullptr),
     FIELD_WHERE(x.c.points_of_q, c.points_of_k, nullptr),
     FIELD_WHERE(x.c.points_of_q, c.points_of_q, nullptr),
     FIELD_WHERE(x.c.points_of_q, c.dims, REGARD_DIMS + 1),
@@ -260,6 +266,9 @@ const Wrong kWrong[] = {
     WRONG("the gradient of no log distance", kBad,
           if (entry != kBackward || !(x.g.dlog_distance_weights || x.g.dlog_distance_rates)) return false;
           x.c.log_distance_weights = x.c.log_distance_rates = nullptr; return true;),
+    WRONG("the gradient of no power distance", kBad,
+          if (entry != kBackward || !(x.g.dpower_distance_weights || x.g.dpower_distance_powers)) return false;
+          x.c.power_distance_weights = x.c.power_distance_powers = nullptr; return true;),
     FIELD_WHERE(entry == kBackward && x.g.doffsets, c.offsets, nullptr),
     FIELD_WHERE(entry == kBackward && x.g.dtemperatures, c.temperatures, nullptr),
     FIELD_WHERE(x.additive && x.c.dk && !x.x.forward.code, x.forward.w, nullptr),

@@ -30,7 +30,7 @@ int32_t in_turns(int64_t begin, int64_t end, int64_t, regard_body body, void* co
 
 // Whether something in a call compares positions.
 bool needs_positions(const regard_call& c) {
-  return c.threshold || (c.slopes && !c.points_of_q) || c.log_distance_weights;
+  return c.threshold || (c.slopes && !c.points_of_q) || c.log_distance_weights || c.power_distance_weights;
 }
 
 // One right call of a kind of kernels, in memory of its own.
@@ -189,6 +189,12 @@ struct Case : RandomMemory {
       c.log_distance_weights = numbers<float>(kF32, c.log_distance_weights_stride ? c.heads : 1, 0, 2);
       c.log_distance_rates = numbers<float>(kF32, c.log_distance_rates_stride ? c.heads : 1, 0, 3);
     }
+    if (r.chance(4)) {
+      c.power_distance_weights_stride = r.between(0, 1);
+      c.power_distance_powers_stride = r.between(0, 1);
+      c.power_distance_weights = numbers<float>(kF32, c.power_distance_weights_stride ? c.heads : 1, 0, 2);
+      c.power_distance_powers = (float*)make(kF32, c.power_distance_powers_stride ? c.heads : 1);
+    }
     if (needs_positions(c) || r.chance(4)) {
       c.q_at = numbers<int64_t>(kI64, queries, -far, far);
       c.k_at = numbers<int64_t>(kI64, keys, -far, far);
@@ -292,6 +298,8 @@ struct Case : RandomMemory {
     if (c.slopes && !r.chance(4)) g.dslopes = (float*)make(kF32, c.heads);
     if (c.log_distance_weights && !r.chance(4)) g.dlog_distance_weights = (float*)make(kF32, c.heads);
     if (c.log_distance_weights && !r.chance(4)) g.dlog_distance_rates = (float*)make(kF32, c.heads);
+    if (c.power_distance_weights && !r.chance(4)) g.dpower_distance_weights = (float*)make(kF32, c.heads);
+    if (c.power_distance_weights && !r.chance(4)) g.dpower_distance_powers = (float*)make(kF32, c.heads);
     gradients_of_program(*this);
     if (c.temperatures && !r.chance(4)) g.dtemperatures = (float*)make(kF32, c.heads);
     if (c.offsets && !r.chance(4)) g.doffsets = (float*)make(kF32, c.heads * c.offsets_count);

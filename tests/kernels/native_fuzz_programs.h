@@ -101,7 +101,8 @@ void score_program(Call& x) {
   c.cap = 0;
   c.cap_last = 0;
   c.caps = c.temperatures = c.slopes = c.points_of_q = c.points_of_k = nullptr;
-  c.log_distance_weights = c.log_distance_rates = c.offsets = nullptr;
+  c.log_distance_weights = c.log_distance_rates = c.power_distance_weights = c.power_distance_powers = nullptr;
+  c.offsets = nullptr;
   c.offsets_count = 0;
   c.q_cell = c.k_cell = nullptr;
   c.bias = {};

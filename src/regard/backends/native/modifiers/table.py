@@ -10,6 +10,7 @@ from regard.backends.native.modifiers.biases import Biases
 from regard.backends.native.modifiers.clamp import Clamps
 from regard.backends.native.modifiers.log_distance import LogDistances
 from regard.backends.native.modifiers.offsets import RelativeOffsets
+from regard.backends.native.modifiers.power_distance import PowerDistances
 from regard.backends.native.modifiers.program import Programs, why_not_program_gradients
 from regard.backends.native.modifiers.slopes import Slopes
 from regard.backends.native.modifiers.soft_cap import SoftCaps
@@ -24,6 +25,7 @@ STEPS: tuple[type[KernelModifier[Any]], ...] = (
     Clamps,
     Slopes,
     LogDistances,
+    PowerDistances,
     RelativeOffsets,
     Biases,
 )
