@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -183,9 +183,10 @@ def warn_of_swapped_axes(q: Tensor, k: Tensor, v: Tensor, score: Pipeline) -> No
     """
     if torch.compiler.is_compiling():  # what a graph compares becomes a condition of it
         return
+    if q.shape[-3] < MANY_HEADS or not more_heads_than_tokens(q, k):
+        return
     first = score.parts[0]
-    plain = len(score.parts) == 1 and isinstance(first, ScaledDot) and first.scale is None
-    if not (more_heads_than_tokens(q, k) and plain and q.shape[-3] >= MANY_HEADS):
+    if len(score.parts) > 1 or not isinstance(first, ScaledDot) or first.scale is not None:
         return
     if v.stride(-3) > v.stride(-2):
         # no number in it and no stacklevel: so Python's filters show it once a process
@@ -226,7 +227,8 @@ def build_problem(
         mask = numbers_on(mask, q.device)
     headed = q.dim() >= 4
     batch = batch_axes(q, k, v, headed)
-    q, k, v = (_lift(t, batch, headed) for t in (q, k, v))
+    if not headed or not q.shape[:-3] == k.shape[:-3] == v.shape[:-3]:
+        q, k, v = (_lift(t, batch, headed) for t in (q, k, v))
     heads, nq, nk = q.shape[-3], q.shape[-2], k.shape[-2]
     check_heads(q, k, v)
     if headed and positions is None:
@@ -239,12 +241,19 @@ def build_problem(
     positional: Any = mask if mask.compares_positions() else None
     positional = pipeline if positional is None and pipeline.compares_positions() else positional
     frame = Frame(batch, heads, nq, nk, resolve_positions(positions, nq, nk, batch, positional, q.device), headed)
-    _check_fit(pipeline, mask, frame)
-    dtype = q.dtype
+    complaint = pipeline.shape_error(frame) or mask.shape_error(frame)
+    if complaint:
+        raise ShapeError(complaint)
+    problem = Problem(q, k, v, pipeline, mask, frame, None, q.dtype)
+    for t in problem.tensors():
+        if t.device != q.device:
+            raise _on_another_device(problem, t)
     if similarity.prepares():
         q, k = similarity.prepare(q, k)
-    drop = None if dropout is None or dropout.p == 0 else dropout.seeded()
-    return Problem(q, k, v, pipeline, mask, frame, drop, dtype), Layout(headed, batch)
+        problem = replace(problem, q=q, k=k)
+    if dropout is not None and dropout.p > 0:  # a call that is refused draws no seed
+        problem = replace(problem, dropout=dropout.seeded())
+    return problem, Layout(headed, batch)
 
 
 def _lift(t: Tensor, batch: tuple[int, ...], headed: bool) -> Tensor:
@@ -256,13 +265,10 @@ def _lift(t: Tensor, batch: tuple[int, ...], headed: bool) -> Tensor:
     return t.expand(*batch, *t.shape[-3:])
 
 
-def _check_fit(score: Pipeline, mask: Mask, frame: Frame) -> None:
-    for name, value in (("score", score), ("mask", mask)):
-        complaint = value.shape_error(frame)
-        if complaint:
-            raise ShapeError(complaint)
-        for t in value.tensors():
-            if t.device != frame.device:
-                raise ValueError(
-                    f"{name} {value!r} holds a tensor on {t.device}, q is on {frame.device}; move it with .to(...)."
-                )
+def _on_another_device(problem: Problem, t: Tensor) -> ValueError:
+    name, value = ("mask", problem.mask)
+    if any(t is own for own in problem.score.tensors()):
+        name, value = ("score", problem.score)
+    return ValueError(
+        f"{name} {value!r} holds a tensor on {t.device}, q is on {problem.q.device}; move it with .to(...)."
+    )

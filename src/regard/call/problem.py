@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 
 import torch
@@ -41,6 +41,16 @@ class Problem:
     dropout: Dropout | None
     dtype: torch.dtype
     sink: Tensor | None = None
+    similarity: Similarity = field(init=False)
+    _tensors: tuple[Tensor, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        first = self.score.parts[0]
+        assert isinstance(first, Similarity)
+        object.__setattr__(self, "similarity", first)
+        described = *self.score.tensors(), *self.mask.tensors(), *self.frame.positions.tensors()
+        sink = () if self.sink is None else (self.sink,)
+        object.__setattr__(self, "_tensors", (self.q, self.k, self.v, *described, *sink))
 
     @property
     def key_heads(self) -> int:
@@ -49,12 +59,6 @@ class Problem:
     @property
     def dv(self) -> int:
         return self.v.shape[-1]
-
-    @property
-    def similarity(self) -> Similarity:
-        first = self.score.parts[0]
-        assert isinstance(first, Similarity)
-        return first
 
     @property
     def accumulate(self) -> torch.dtype:
@@ -67,8 +71,7 @@ class Problem:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor of the call: q, k, v, then those of the score, the mask and the positions, then the sink."""
-        described = *self.score.tensors(), *self.mask.tensors(), *self.frame.positions.tensors()
-        return self.q, self.k, self.v, *described, *(() if self.sink is None else (self.sink,))
+        return self._tensors
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> Problem:
         """The same call on other tensors, in the order of `tensors()`."""

@@ -29,16 +29,6 @@ def linear_in(cotangents: tuple[Tensor, ...], gradients: Gradients) -> tuple[Ten
     return gradients(cotangents)
 
 
-def untransformed(cotangents: tuple[Tensor, ...]) -> bool:
-    """Whether these are numbers in the CPU's memory and no more: no batch, tangent, transform, class or lazy sign.
-
-    One question to torch a tensor, since small backwards feel each of them. False is always right.
-    """
-    if functorch() or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
-        return False
-    return all(type(t) is Tensor and _dispatch_keys(t).raw_repr() == _PLAIN for t in cotangents)
-
-
 def has_tangent(*tensors: Tensor) -> bool:
     """Whether forward mode is under way, and one of the tensors carries a tangent."""
     if forward_ad._current_level < 0:  # pyright: ignore[reportPrivateUsage]
@@ -50,7 +40,6 @@ def has_tangent(*tensors: Tensor) -> bool:
 # torch.func: it has no stack of transforms, no rules for Functions. These are the functions by which it packs batches.
 _BATCHED = torch._C._dispatch_key_parse("Batched")  # pyright: ignore
 _dispatch_keys = torch._C._dispatch_keys  # pyright: ignore
-_PLAIN = _dispatch_keys(torch.empty(0, dtype=torch.float32, device="cpu")).raw_repr()
 _add_batch = torch._add_batch_dim  # pyright: ignore
 _remove_batch = torch._remove_batch_dim  # pyright: ignore
 _LEVELS = range(64, 0, -1)  # at most so many such batches lie in each other

@@ -50,7 +50,10 @@ def function_key(function: FunctionType, content: Content = None, depth: int = 0
     if depth > _DEEPEST:
         raise Unknown
     read = _read_by(function)
-    named = zip(read.values(), read.variables(function.__code__), strict=True)
+    values = read.values()
+    if not values:
+        return function.__code__, ()
+    named = zip(values, read.variables(function.__code__), strict=True)
     return function.__code__, tuple([_key_of(x, content, depth, name) for x, name in named])
 
 
@@ -119,13 +122,13 @@ def with_bound(item: Any) -> Any:
         return made if any(a is not b for a, b in zip(made, item, strict=True)) else item  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(item, Value):
         return item
-    fields = {name: getattr(item, name) for name in names(type(item))}
-    changed = {name: made for name, field in fields.items() if (made := with_bound(field)) is not field}
-    if not changed:
-        return item
-    twin = copy.copy(item)
-    for name, made in changed.items():
-        object.__setattr__(twin, name, made)  # the class is frozen; the function computes the same
+    twin = item
+    for name in names(type(item)):
+        field = getattr(item, name)
+        made = with_bound(field) if isinstance(field, (FunctionType, tuple, Value)) else field  # pyright: ignore[reportUnknownArgumentType]
+        if made is not field:
+            twin = copy.copy(item) if twin is item else twin
+            object.__setattr__(twin, name, made)  # the class is frozen; the function computes the same
     return twin
 
 

@@ -51,6 +51,9 @@ class Positions(Value):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return counting(*(span.q if name == "q" else span.k), span.device)
 
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        return self.q, self.k
+
     @property
     def span(self) -> Span | None:
         """The positions as numbers if they are known without reading a tensor: those of `head` and `tail`.
@@ -133,7 +136,9 @@ def counted(
 
 def _with_span(q: Tensor, k: Tensor, span: Span | None) -> Positions:
     """Positions with these tensors, which must not be written to, and their span where it is known."""
-    made = Positions(q, k)
+    made = object.__new__(Positions)
+    object.__setattr__(made, "q", q)  # the tensors are regard's own, or have been checked
+    object.__setattr__(made, "k", k)
     if span is not None:
         object.__setattr__(made, "_span", span)
     return made

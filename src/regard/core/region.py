@@ -8,7 +8,7 @@ single pair (see backends/flex), so a mask or score written once runs everywhere
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -26,7 +26,7 @@ class Frame:
     """The index space of one call: batch axes, heads, queries and keys, and where these stand.
 
     `headed` is False where the caller's tensors have no head axis; then heads is 1, and tensors that the caller gives
-    with three axes or more get that axis.
+    with three axes or more get that axis. shape: (*batch, heads, nq, nk).
     """
 
     batch: tuple[int, ...]
@@ -35,6 +35,10 @@ class Frame:
     nk: int
     positions: Positions
     headed: bool = True
+    shape: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", (*self.batch, self.heads, self.nq, self.nk))
 
     @staticmethod
     def of(
@@ -53,11 +57,6 @@ class Frame:
     @property
     def device(self) -> torch.device:
         return self.positions.q.device
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(*batch, heads, nq, nk)"""
-        return (*self.batch, self.heads, self.nq, self.nk)
 
     @property
     def keys_sorted(self) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -64,14 +65,13 @@ def graphed(*tensors: Tensor) -> bool:
     return fake is not None and any(isinstance(t, fake.FakeTensor) for t in tensors)
 
 
+# Whether torch.jit.trace records the call: sizes are then tensors of one number.
+scripted: Callable[[], bool] = torch.jit.is_tracing  # pyright: ignore[reportPrivateImportUsage]
+
+
 def watched() -> bool:
     """Whether torch.jit.trace or a TorchDispatchMode sees each operation of torch: no kernel called by address."""
     return scripted() or _dispatch_modes() > 0 or _early_modes() > 0
-
-
-def scripted() -> bool:
-    """Whether torch.jit.trace records the call: sizes are then tensors of one number."""
-    return torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _traced() -> bool:
@@ -95,16 +95,26 @@ def symbolic(*sizes: float) -> bool:
     return not all(shapes.has_static_value(n) for n in sizes)
 
 
-def functorch() -> bool:
-    """Whether a torch.func transform (vmap, grad, jvp, ...) is under way."""
-    # torch.autograd.Function asks the same question of torch in the same way.
-    return torch._C._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage]
-
-
+# Whether a torch.func transform (vmap, grad, jvp, ...) is under way: torch.autograd.Function asks it in the same way.
+functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
 # Whether a tensor is a wrapper of torch.func's, which has no memory of its own; also one that outlived its transform.
 wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
 # What a wrapper holds whose transform has ended; of every other tensor, the tensor.
 unwrapped_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead  # pyright: ignore
+
+
+def untransformed(tensors: Iterable[object]) -> bool:
+    """Whether these are tensors in the CPU's memory and no more: no batch, tangent, transform, class or lazy sign.
+
+    One question to torch a tensor, since small calls feel each of them. False is always right; not asked in graphs.
+    """
+    if functorch() or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
+        return False
+    return all(type(t) is Tensor and _dispatch_keys(t).raw_repr() == _PLAIN for t in tensors)
+
+
+_dispatch_keys = torch._C._dispatch_keys  # pyright: ignore
+_PLAIN = _dispatch_keys(torch.empty(0, dtype=torch.float32, device="cpu")).raw_repr()
 
 
 def finite(*tensors: Tensor) -> bool:

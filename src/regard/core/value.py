@@ -57,7 +57,15 @@ class Value:
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor held here, depth first, in the order of the fields."""
         found: list[Tensor] = []
-        _gather(self, found)
+        left: list[Any] = [self]
+        while left:
+            item = left.pop()
+            if isinstance(item, Tensor):
+                found.append(item)
+            elif isinstance(item, tuple):
+                left += item[::-1]
+            elif isinstance(item, Value):
+                left += _items(item)[::-1]
         return tuple(found)
 
     def with_tensors(self, tensors: Iterator[Tensor]) -> Self:
@@ -76,13 +84,18 @@ def is_regards_own(kind: type) -> bool:
 
 def calls_functions_of_others(item: Any) -> bool:
     """Whether what a value computes may follow from code that is not regard's: a class of others, or a function."""
-    if isinstance(item, Value):
-        return not is_regards_own(type(item)) or any(
-            calls_functions_of_others(getattr(item, name)) for name in fields_of(item)
-        )
-    if isinstance(item, tuple):
-        return any(map(calls_functions_of_others, item))  # pyright: ignore[reportUnknownVariableType]
-    return callable(item)
+    left: list[Any] = [item]
+    while left:
+        item = left.pop()
+        if isinstance(item, Value) and not is_regards_own(type(item)):
+            return True
+        if isinstance(item, tuple):
+            left += item
+        elif isinstance(item, Value):
+            left += _items(item)
+        elif callable(item):
+            return True
+    return False
 
 
 def written(kind: type) -> str:
@@ -142,7 +155,8 @@ def _range(item: Any) -> str:
 
 
 def _items(value: Value) -> list[Any]:
-    return [getattr(value, name) for name in fields_of(value)]
+    known = None if torch.compiler.is_compiling() else NAMES.get(type(value))
+    return [getattr(value, name) for name in (fields_of(value) if known is None else known)]
 
 
 def fields_of(value: Value) -> tuple[str, ...]:
@@ -150,18 +164,6 @@ def fields_of(value: Value) -> tuple[str, ...]:
     if torch.compiler.is_compiling():  # dynamo follows `fields` of an instance, not of a class
         return tuple(f.name for f in fields(value))  # type: ignore[arg-type]
     return names(type(value))
-
-
-def _gather(item: Any, found: list[Tensor]) -> None:
-    """Appends every tensor of an item, depth first: each call of attention does so several times."""
-    if isinstance(item, Tensor):
-        found.append(item)
-    elif isinstance(item, Value):
-        for name in fields_of(item):
-            _gather(getattr(item, name), found)
-    elif isinstance(item, tuple):
-        for part in item:  # pyright: ignore[reportUnknownVariableType]
-            _gather(part, found)
 
 
 def with_shapes(name: str, held: Mapping[str, Any]) -> str:

@@ -14,10 +14,10 @@ from regard.backends.base import Backend, ForwardResult
 from regard.backends.streaming.backward import Cotangents
 from regard.call.problem import Problem
 from regard.core.arrays import in_memory
-from regard.core.cotangents import has_tangent, linear_in, untransformed
+from regard.core.cotangents import has_tangent, linear_in
 from regard.core.dtypes import exact
 from regard.core.state import RowStats
-from regard.core.tracing import functorch, graphed, scripted, watched
+from regard.core.tracing import functorch, graphed, scripted, untransformed, watched
 
 
 def attend(backend: Backend, problem: Problem) -> Tensor:
@@ -67,6 +67,8 @@ def _differentiable_way(
     """The backend's method for a call whose operations a compiler, a transform or autograd records; None for others."""
     if backend.recorded or scripted():  # TorchScript runs where regard's operations may not be
         return backend.differentiable
+    if not torch.compiler.is_compiling() and not watched() and untransformed(tensors):
+        return None
     # a node has no forward derivative: torch.func.linearize traces dual tensors, outside of its transforms
     if functorch() or has_tangent(*tensors):
         return backend.differentiable

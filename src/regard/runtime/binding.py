@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from regard.core.functions import with_bound
 from regard.core.positions import Positions
 from regard.core.shapes import broadcasts, listed, repeat_heads
 from regard.core.state import RowStats
-from regard.core.tracing import scripted
+from regard.core.tracing import functorch, scripted, untransformed
 from regard.core.value import calls_functions_of_others
 from regard.masks.algebra import Mask
 from regard.runtime.autograd import attend, attend_with_stats
@@ -47,25 +46,35 @@ class BoundCall:
         dropout: Dropout | None,
         like: Any = None,
     ) -> None:
-        self.answer: Callable[[Tensor], Any] = arrays.answer_like(q if like is None else like)
-        q = arrays.tensor(q, "q")
-        self.device = q.device.type
-        if not kept_alike(k, v):
-            k, v = arrays.tensor(k, "k"), arrays.tensor(v, "v")
-        q, k, v = as_autocast(q), as_autocast(k), as_autocast(v)
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            score, mask = with_bound(score), with_bound(mask)
+        self._like = q if like is None else like
+        compiling = torch.compiler.is_compiling()
+        if compiling or not untransformed((q, k, v)):
+            q = arrays.tensor(q, "q")
+            if not kept_alike(k, v):
+                k, v = arrays.tensor(k, "k"), arrays.tensor(v, "v")
+        self._device = q.device.type
+        self._autocast = autocast(self._device)
+        if self._autocast:
+            q, k, v = as_autocast(q), as_autocast(k), as_autocast(v)
         with self.precision():
             problem, layout = build_problem(q, k, v, score, mask, positions, dropout)
         if scripted():
             problem = problem.with_tensors(tuple(_of_this_shape(t) for t in problem.tensors()))
-        self.problem: Problem = problem if sink is None else replace(problem, sink=_sink(number(sink, "sink"), problem))
+        problem = problem if sink is None else replace(problem, sink=_sink(number(sink, "sink"), problem))
+        if torch.is_grad_enabled():
+            _refuse_hidden_parameters(problem)
+            if not compiling and (functorch() or any(t.requires_grad for t in problem.tensors())):
+                problem = replace(problem, score=with_bound(problem.score), mask=with_bound(problem.mask))
+        self.problem: Problem = problem
         self.layout: Layout = layout
-        _refuse_hidden_parameters(problem)
 
     def precision(self) -> AbstractContextManager[Any]:
         """Sums are kept in the accumulation dtype whatever autocast says."""
-        return exact(self.device)
+        return exact(self._device) if self._autocast else nullcontext()
+
+    def answer(self, result: Tensor) -> Any:
+        """A result in the kind of array that the caller has."""
+        return result if isinstance(self._like, Tensor) else arrays.answer_like(self._like)(result)
 
     def output(self, backend: Backend | None) -> Any:
         """What `attention` returns, in the caller's axes, dtype and kind of array."""
@@ -123,7 +132,7 @@ def _refuse_hidden_parameters(problem: Problem) -> None:
     """A tensor that requires a gradient, and that code of others reaches by itself, would get none, silently."""
     stages = problem.score.parts
     empty = 0 in problem.q.shape or 0 in problem.k.shape
-    if not torch.is_grad_enabled() or empty or not any(map(_may_hide, stages)):
+    if empty or not any(map(_may_hide, stages)):
         return
     at = problem.frame.region(slice(0, 1), slice(0, 1))
     q, k = (t[..., :1, :].detach().to(problem.accumulate) for t in (problem.q, problem.k))

@@ -51,7 +51,10 @@ class Explanation:
 def choose(problem: Problem, backend: Backend | None, lse: bool) -> Backend:
     """The named backend, or the first that can run the call; Unsupported if it cannot."""
     if backend is None:
-        return next(b for b in BACKENDS if b.why_not(problem, lse) is None)
+        for able in BACKENDS:
+            if able.why_not(problem, lse) is None:
+                return able
+        raise AssertionError("Reference runs every call")
     if not isinstance(backend, Backend):  # pyright: ignore[reportUnnecessaryIsInstance]
         if isinstance(backend, type) and issubclass(backend, Backend):
             raise TypeError(
@@ -60,31 +63,28 @@ def choose(problem: Problem, backend: Backend | None, lse: bool) -> Backend:
         raise TypeError(f"backend is {backend!r}; expected a Backend, such as Tiled(), or None to choose.")
     why = backend.why_not(problem, lse)
     if why is not None:
-        able = ", ".join(repr(b) for b in BACKENDS if b.why_not(problem, lse) is None)
+        others = ", ".join(repr(b) for b in BACKENDS if b.why_not(problem, lse) is None)
         raise Unsupported(
             f"backend {backend!r} cannot run this call: {why}.\n"
-            f"  {able} can; leave backend=None to choose. explain(...) shows the rest."
+            f"  {others} can; leave backend=None to choose. explain(...) shows the rest."
         )
     return backend
 
 
 def readable(problem: Problem, backend: Backend) -> Problem:
     """The problem as the backend reads it: the one place where keys and values are written out as ordinary tensors."""
-    if not _is_deferred(problem) or backend.why_gathers(problem) is None:
+    deferred = isinstance(problem.k, DeferredRows) or isinstance(problem.v, DeferredRows)
+    if not deferred or backend.why_gathers(problem) is None:
         return problem
     return problem.written_out()
 
 
-def _is_deferred(problem: Problem) -> bool:
-    return isinstance(problem.k, DeferredRows) or isinstance(problem.v, DeferredRows)
-
-
 def _kept_as(chosen: Backend, problem: Problem) -> list[tuple[str, str]]:
     """What happens to keys and values that are kept in another form than a tensor's."""
-    if not _is_deferred(problem):
+    read = [t for t in (problem.k, problem.v) if isinstance(t, DeferredRows)]
+    if not read:
         return []
     why, facts = chosen.why_gathers(problem), list[tuple[str, str]]()
-    read = [t for t in (problem.k, problem.v) if isinstance(t, DeferredRows)]
     if any(isinstance(t, Int8Rows) for t in read):
         wide = str(problem.accumulate).removeprefix("torch.")
         facts.append(("int8", _INT8 if why is None else f"widened to {wide}: {why}"))

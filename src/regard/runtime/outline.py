@@ -34,11 +34,12 @@ def plain(t: Tensor) -> bool:
     return t.is_cpu and _ordinary(t)
 
 
-def _ordinary(t: Tensor) -> bool:
-    """Whether a tensor is its numbers, as they lie. A subclass may hold its numbers elsewhere, or none."""
-    if type(t) not in _PLAIN or t.layout is not _STRIDED:
-        return False
-    return not (t.is_neg() or t._is_zerotensor() or wrapped(t))
+def _ordinary(*tensors: Tensor) -> bool:
+    """Whether tensors are their numbers, as they lie. A subclass may hold its numbers elsewhere, or none."""
+    for t in tensors:
+        if type(t) not in _PLAIN or t.layout is not _STRIDED or t.is_neg() or t._is_zerotensor() or wrapped(t):
+            return False
+    return True
 
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
@@ -182,7 +183,7 @@ def structure_of(
     if type(q) is not Tensor or not (kept or (type(k) is Tensor and type(v) is Tensor)) or transformed():
         return None
     given = (q,) if kept else (q, k, v)
-    if not all(map(_ordinary, given)) or len({t.device for t in given}) > 1:
+    if not _ordinary(*given) or len({t.device for t in given}) > 1:
         return None
     device = None if q.is_cpu else q.device
     if device is not None and (kept or not q.is_cuda):
