@@ -20,8 +20,7 @@ from needed import needs_kernels
 from regard import testing
 from regard.backends.native.args import KernelArgs, lower
 from regard.backends.native.call_operands import OPERANDS
-from regard.backends.native.ffi import runnable
-from regard.backends.native.launch import library
+from regard.backends.native.ffi import library, runnable
 from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.torch_ops import traced
 from regard.call.arguments import build_problem

@@ -16,8 +16,7 @@ from fact_checks import every, hold, looked
 from needed import needs_kernels
 from regard import facts, testing
 from regard.backends.native.abi import SETS, TOP
-from regard.backends.native.ffi import Library
-from regard.backends.native.launch import library
+from regard.backends.native.ffi import Library, library
 from regard.inspect.compute_facts import find
 from regard.inspect.results import FactResults
 

@@ -20,8 +20,8 @@ from regard import testing
 from regard.backends.native.abi import CODES, CallArguments, FactArguments, GradientArguments, Operand
 from regard.backends.native.args import lower
 from regard.backends.native.c_structs import Struct
-from regard.backends.native.ffi import runnable
-from regard.backends.native.launch import arguments, empty_results, library
+from regard.backends.native.ffi import library, runnable
+from regard.backends.native.launch import arguments, empty_results
 from regard.backends.native.lower_mask import lower_mask
 from regard.call.arguments import build_problem
 from regard.core.int8_rows import Int8Rows, rounded

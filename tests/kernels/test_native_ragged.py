@@ -16,7 +16,7 @@ from needed import needs_kernels
 from regard import testing
 from regard.backends.native.abi import CODES, RaggedArguments
 from regard.backends.native.call_operands import NUMBERS, RAGGED
-from regard.backends.native.launch import library
+from regard.backends.native.ffi import library
 from regard.backends.native.modifiers.table import lower_modifiers
 from regard.backends.native.ragged import RaggedPlan
 from regard.core.int8_rows import Int8Rows, products, rounded

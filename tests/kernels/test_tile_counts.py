@@ -11,7 +11,7 @@ from torch import Tensor
 import regard as rg
 from needed import needs_kernels
 from regard import testing
-from regard.backends.native.launch import library
+from regard.backends.native.ffi import library
 from regard.backends.native.tile_counts import TileCounts, count_tiles
 from regard.call.problem import Problem
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard as rg
 from needed import needs_kernels
-from regard.backends.native.launch import library
+from regard.backends.native.ffi import library
 from regard.nn import FixedCache, GrowingCache, KVCache, PagedCache, RollingCache
 from regard.nn.cache.rolling import TILE
 

@@ -13,7 +13,8 @@ from regard.backends.native.abi import SETS, TOP, FactArguments
 from regard.backends.native.args import lower
 from regard.backends.native.backend import Native
 from regard.backends.native.bind import bind
-from regard.backends.native.launch import arguments, library
+from regard.backends.native.ffi import library
+from regard.backends.native.launch import arguments
 from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.modifiers.distance import near
 from regard.backends.native.products import with_product

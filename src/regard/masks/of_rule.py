@@ -44,4 +44,11 @@ def rule_and_rest(mask: Mask) -> tuple[IntervalRule, Mask]:
 
 def joined(mask: Mask) -> list[Mask]:
     """The masks that & joins, from left to right."""
-    return [*joined(mask.a), *joined(mask.b)] if type(mask) is And else [mask]
+    found, left = list[Mask](), [mask]
+    while left:
+        part = left.pop()
+        if type(part) is And:
+            left += [part.b, part.a]
+        else:
+            found.append(part)
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ class KernelArgs:
     q (*batch, h, nq, dk), k and v (*batch, hk, nk, ...), one dtype; k and v are int8 where they have scales.
     operands   those that the call has, by their names in call_operands.OPERANDS
     numbers    those that are not as call_operands.NUMBERS says, by name
+    shape      (*batch, heads, nq) of the call
     mask_text  a mask that is no operand yet, in a graph: see mask_text.py; mask_0, ... are its positions and tensors
     score_text modifiers that are no program yet, in a graph: see programs/text.py; program_0, ... are their tensors
     """
@@ -54,11 +55,10 @@ class KernelArgs:
     numbers: Mapping[str, Any]
     mask_text: str = ""
     score_text: str = ""
+    shape: tuple[int, ...] = field(init=False)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(*batch, heads, nq) of the call."""
-        return tuple(self.q.shape[:-1])
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.q.shape[:-1]))
 
     def number(self, name: str) -> Any:
         """One of call_operands.NUMBERS."""
@@ -137,8 +137,11 @@ def _unknown(activation: Activation) -> str:
 def lower(problem: Problem, mask: dict[str, Any], invariant: bool = False) -> KernelArgs:
     """A problem as the kernels read it; mask: what lower_mask says of its mask."""
     q, k, v, scale = _similarity_operands(problem)
-    found = {**mask, **lower_modifiers(problem), **_dropout(problem), "scale": scale, "invariant": invariant}
-    if not PLACED.isdisjoint(mask):
+    found = {**mask, **lower_modifiers(problem), "scale": scale, "invariant": invariant}
+    drop = problem.dropout
+    if drop is not None:
+        found |= {"seed": drop.seed, "threshold": drop.threshold, "keep": drop.scale}
+    if drop is not None or not PLACED.isdisjoint(mask):
         found |= place(problem)
     if problem.sink is not None:
         found["sink"] = problem.sink.float()[..., None, None]
@@ -169,11 +172,3 @@ def _similarity_operands(problem: Problem) -> tuple[Tensor, Tensor, Tensor, floa
         else:
             scale = max(q.shape[-1], 1) ** -0.5 if factor is None else factor
     return q, k, v.to(q.dtype), scale
-
-
-def _dropout(problem: Problem) -> dict[str, Any]:
-    drop = problem.dropout
-    if drop is None:
-        return {}
-    assert drop.seed is not None
-    return {"seed": drop.seed, "threshold": drop.threshold, "keep": drop.scale, **place(problem)}

@@ -16,13 +16,12 @@ from regard.backends.native.args import KernelArgs, lower, why_not
 from regard.backends.native.call_operands import HELD
 from regard.backends.native.elementwise import ElementwiseKernels, described_features
 from regard.backends.native.families import KernelFamily
-from regard.backends.native.ffi import runnable, why_not_built
+from regard.backends.native.ffi import library, runnable, why_not_built
 from regard.backends.native.launch import (
     arguments,
     empty_results,
     empty_row_stats,
     filled_without_pairs,
-    library,
     natural_row_stats,
 )
 from regard.backends.native.lower_mask import lower_mask, program_of_mask, why_no_program
@@ -77,9 +76,9 @@ class Native(Backend):
     invariant: bool = False
 
     def why_not(self, problem: Problem, lse: bool) -> str | None:
-        frame = problem.frame
-        if frame.device.type != "cpu":
-            return f"it serves cpu tensors; these are on {frame.device.type}"
+        device = problem.q.device.type
+        if device != "cpu":
+            return f"it serves cpu tensors; these are on {device}"
         if not runnable():
             return f"it was not built: {why_not_built()}"
         own, problem = problem, with_product(problem)

@@ -38,7 +38,7 @@ def bind(struct: Struct, tensors: Mapping[str, Tensor | None], axes: int = 0) ->
             f"{t.stride()} on {t.device}: its storage was freed, it holds its numbers elsewhere, or "
             f"{struct.c_name}.{name} leads to other numbers."
         )
-    struct.hold([t for t in given if t is not None])
+    struct.held += tuple([t for t in given if t is not None])
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -60,22 +59,21 @@ STRUCTS: dict[str, Any] = {}  # by their names in C
 
 
 class Struct(ctypes.Structure):
-    """A struct of the kernels. It keeps the tensors that it leads to, and those that a struct in it keeps."""
+    """A struct of the kernels.
+
+    held  the tensors that it leads to, which live as long as it does; those too that a struct in it holds
+    """
 
     c_name: ClassVar[str]
     function: ClassVar[str] = ""  # the function of the kernels that is given one
     about: ClassVar[str]
     members: ClassVar[tuple[Member, ...]]
+    held: tuple[Tensor, ...] = ()  # also of a struct that is made of bytes, or in the memory of another
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.held: list[Tensor] = []
         for part in (*given, *named.values()):
-            self.hold(getattr(part, "held", ()))
-
-    def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Lets the tensors live as long as the struct, which may be made of bytes or in the memory of another."""
-        self.held = [*getattr(self, "held", ()), *tensors]
+            self.held += getattr(part, "held", ())
 
 
 S = TypeVar("S", bound=Struct)

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from regard.backends.native.abi import LEAVES
 from regard.backends.native.c_structs import Struct, address_of
-from regard.backends.native.ffi import parallel
-from regard.backends.native.launch import library
+from regard.backends.native.ffi import library, parallel
 
 _ADDRESS = Packer("=q")
 
@@ -30,12 +29,12 @@ class CallTemplate:
     """
 
     struct: Struct
-    held: list[Tensor]
+    held: tuple[Tensor, ...]
     leaves: tuple[tuple[int, int], ...]
     entry: Callable[..., int]
 
     @staticmethod
-    def of(struct: Struct, held: list[Tensor], offsets: Iterable[int], leaves: Sequence[Tensor]) -> CallTemplate:
+    def of(struct: Struct, held: tuple[Tensor, ...], offsets: Iterable[int], leaves: Sequence[Tensor]) -> CallTemplate:
         """From the struct of one call, which has addresses of that call's leaves at some of the offsets."""
         addresses = [t.data_ptr() for t in leaves]
         found = [(at, _ADDRESS.unpack_from(struct, at)[0]) for at in offsets]

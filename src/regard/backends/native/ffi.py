@@ -68,7 +68,7 @@ class Library:
 
     def run(self, struct: Struct) -> None:
         """Makes the call that a struct describes, on torch's threads; raises what failure() says."""
-        if code := self.entry(type(struct))(ctypes.addressof(struct), parallel()):
+        if code := getattr(self.handle, struct.function)(ctypes.addressof(struct), parallel()):
             raise failure(code)
 
 
@@ -178,6 +178,19 @@ def load(isa: str) -> Library:
         getattr(handle, name).restype = ctypes.c_int64
     handle.regard_matrix_parts.argtypes = (ctypes.c_void_p,)
     return Library(isa, handle)
+
+
+def library() -> Library:
+    """The kernels that run here; there must be some."""
+    return _library(_environment.get(_ISA))
+
+
+@cache
+def _library(written: Any) -> Library:
+    """The same, by what the environment says of REGARD_ISA."""
+    isa = chosen()
+    assert isa is not None
+    return load(isa)
 
 
 # os.environ.get would take a tenth of a small call: it encodes the name each time

@@ -16,8 +16,8 @@ from regard.backends.native.args import KernelArgs
 from regard.backends.native.bind import bind
 from regard.backends.native.c_structs import SATURATED, Struct
 from regard.backends.native.call_operands import NUMBERS, OPERANDS
-from regard.backends.native.ffi import DTYPE_CODES, Library, chosen, load
-from regard.backends.native.modifiers.table import MODIFIERS
+from regard.backends.native.ffi import DTYPE_CODES, library
+from regard.backends.native.modifiers.table import CHECKS
 from regard.backends.native.operands import Sizes
 from regard.core.errors import ShapeError
 from regard.core.paged import Paged
@@ -35,13 +35,6 @@ _FIRST, _LAST = (getattr(CallArguments, INTERVAL_MEMBERS[n].name) for n in (0, -
 VISIBLE = slice(_FIRST.offset, _LAST.offset + _LAST.size)
 # Floating-point operations for which it is worth waking another thread.
 THREAD_WORK = 1 << 20
-
-
-def library() -> Library:
-    """The kernels that run here; there must be some."""
-    isa = chosen()
-    assert isa is not None
-    return load(isa)
 
 
 def empty_results(args: KernelArgs) -> tuple[Tensor, Tensor]:
@@ -97,21 +90,16 @@ def pair_work(args: KernelArgs) -> int:
     return 2 * math.prod(args.shape[:-1]) * (args.k.shape[-1] + args.v.shape[-1])
 
 
-def sizes_of(args: KernelArgs) -> Sizes:
-    *batch, heads, nq = args.shape
-    return Sizes(tuple(batch), heads, args.k.shape[-3], nq, args.k.shape[-2], library().tile)
-
-
-def check_shapes(args: KernelArgs) -> None:
-    """ShapeError where operands are not of one call: the kernels would read beside them.
+def check_shapes(args: KernelArgs) -> Sizes:
+    """The sizes of a call. ShapeError where operands are not of one call: the kernels would read beside them.
 
     A graph that was recorded without guards (make_fx) holds masks of the length that it was recorded for.
     """
-    _check_shapes(tuple([(name, tuple(t.shape)) for name, t in args.tensors().items()]), library().tile)
+    return _check_shapes(tuple([(name, tuple(t.shape)) for name, t in args.tensors().items()]), library().tile)
 
 
 @lru_cache(256)
-def _check_shapes(shapes: tuple[tuple[str, tuple[int, ...]], ...], block: tuple[int, int]) -> None:
+def _check_shapes(shapes: tuple[tuple[str, tuple[int, ...]], ...], block: tuple[int, int]) -> Sizes:
     given = dict(shapes)
     *batch, heads, nq, width = given["q"]
     *_, key_heads, nk, _ = given["k"]
@@ -133,12 +121,12 @@ def _check_shapes(shapes: tuple[tuple[str, tuple[int, ...]], ...], block: tuple[
         raise ShapeError(
             f"the native kernels: k has {count_of(key_heads, 'head')}, q has {heads}; expected a multiple."
         )
+    return sizes
 
 
 def arguments(args: KernelArgs, **results: Tensor) -> CallArguments:
     """The struct that the kernels read. results: out, lse (*batch, h, nq) and row_stats, those that are wanted."""
-    check_shapes(args)
-    call = CallArguments()
+    sizes, call = check_shapes(args), CallArguments()
     *batch, heads, nq = args.shape
     (key_heads, nk, dk), dv = args.k.shape[-3:], args.v.shape[-1]
     call.batch = (ctypes.c_int64 * AXES)(*(1,) * (AXES - len(batch)), *batch)
@@ -155,11 +143,9 @@ def arguments(args: KernelArgs, **results: Tensor) -> CallArguments:
     bind(call, {"q": args.q, **keys_and_values(args.k, args.v), **_laid_out(args.operands), **results})
     if isinstance(args.k, Paged):
         call.page_size, call.pages = args.k.page_size, len(args.k.pages)
-    if args.operands:
-        sizes = sizes_of(args)
-        for modifier in MODIFIERS:
-            modifier.check(args.operands, sizes)
-        _set_counts(call, args.operands)
+    for check in {CHECKS[name] for name in args.operands.keys() & CHECKS.keys()}:
+        check(args.operands, sizes)
+    _set_counts(call, args.operands)
     return call
 
 
@@ -212,7 +198,7 @@ def set_visible(struct: Struct, found: dict[str, Any]) -> None:
     set_bounds(call, found.get("first"), found.get("last"))
     bind(call, _laid_out({name: t for name, t in found.items() if isinstance(t, Tensor)}))
     memoryview(struct).cast("B")[VISIBLE] = memoryview(call).cast("B")[VISIBLE]
-    struct.hold(call.held)
+    struct.held += call.held
 
 
 def set_operands(struct: Struct, operands: dict[str, Tensor]) -> None:
@@ -220,7 +206,7 @@ def set_operands(struct: Struct, operands: dict[str, Tensor]) -> None:
     call = call_of(struct)
     bind(call, operands)
     _set_counts(call, operands)
-    struct.hold(call.held)
+    struct.held += call.held
 
 
 def clear(struct: Struct, operand: str) -> None:
@@ -240,4 +226,4 @@ def set_places(struct: Struct, q: Tensor, k: Tensor) -> None:
     """Tells a struct that begins with a call the positions of queries and keys, (*batch, n)."""
     call = call_of(struct)
     bind(call, {"q_at": q.long().contiguous(), "k_at": k.long().contiguous()})
-    struct.hold(call.held)
+    struct.held += call.held

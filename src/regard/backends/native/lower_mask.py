@@ -28,6 +28,7 @@ from regard.core.region import Frame
 from regard.core.shapes import FARTHEST, blocks
 from regard.core.tracing import data_unavailable, watched
 from regard.masks.algebra import And, Cover, Everything, Mask
+from regard.masks.dense import Dense
 from regard.masks.intervals import Interval, IntervalRule
 from regard.masks.of_rule import joined, mask_of_rule
 
@@ -73,12 +74,6 @@ def _as_text(mask: Mask, frame: Frame) -> dict[str, Any]:
     return {"mask_text": text, **dict(zip(MASK_TENSORS, tensors, strict=False))}
 
 
-def needs_tiles(problem: Problem) -> bool:
-    """Whether lower_mask makes a map of tiles, or a program, of a mask."""
-    frame = problem.frame
-    return not _few(frame, problem.key_heads) and _without_pairs(problem.mask, frame) is None
-
-
 def _lower_program(problem: Problem, tile: tuple[int, int]) -> dict[str, Any] | None:
     """A mask with a function of Python as a program, beside the intervals that the rest of it is; None: it is none.
 
@@ -88,6 +83,8 @@ def _lower_program(problem: Problem, tile: tuple[int, int]) -> dict[str, Any] | 
     if found is None or not isinstance(found.program, MaskProgram):
         return None
     operands = {"mask_code": found.program.rows, **found.program.operands, **found.known}
+    if type(found.rest).cover is Mask.cover:  # it says of no tile that all of it is hidden
+        return operands
     tiling = problem.frame.tiling(*tile)
     hidden = full(found.rest.cover(tiling)) == Cover.NONE
     if bool(hidden.any()):
@@ -113,12 +110,38 @@ _programs: WeakKeyDictionary[Problem, _Programmed] = WeakKeyDictionary()
 
 def _programmed(problem: Problem) -> _Programmed | None:
     """None of a mask that needs no program."""
-    if not has_function(problem.mask) or 0 in problem.frame.shape or not needs_tiles(problem) or watched():
+    found = _programs.get(problem)
+    if found is not None:
+        return found
+    mask, frame = problem.mask, problem.frame
+    parts = joined(mask)
+    functions = [has_function(part) for part in parts]
+    if not any(functions) or 0 in frame.shape:
         return None
-    if problem not in _programs:
-        known, rest = _intervals_beside(problem.mask, problem.frame)
-        _programs[problem] = _Programmed(known, rest, mask_program(rest, problem))
-    return _programs[problem]
+    if _few(frame, problem.key_heads) or watched():
+        return None
+    # where a function's class says no intervals, the whole has none
+    kinds = [type(part) for part, function in zip(parts, functions, strict=True) if function]
+    silent = any(kind.rows is Mask.rows and kind.rule is Mask.rule for kind in kinds)
+    if not silent and _without_pairs(mask, frame) is not None:
+        return None
+    _programs[problem] = found = _program_beside_intervals(problem, parts, functions)
+    return found
+
+
+def _program_beside_intervals(problem: Problem, parts: list[Mask], functions: list[bool]) -> _Programmed:
+    """Of masks that & joins: a program of those that are no intervals. functions: which of them are functions."""
+    frame = problem.frame
+    known = [None if fn else lower_intervals(part, frame) for part, fn in zip(parts, functions, strict=True)]
+    own = [part for part, intervals in zip(parts, known, strict=True) if intervals is not None]
+    rest = [part for part, intervals in zip(parts, known, strict=True) if intervals is None]
+    together = next((one for one in known if one is not None), None)
+    if len(own) > 1:
+        together = lower_intervals(reduce(and_, own), frame)
+    if together is None or not rest:
+        return _Programmed({}, problem.mask, mask_program(problem.mask, problem))
+    others = reduce(and_, rest)
+    return _Programmed(together, others, mask_program(others, problem))
 
 
 def program_of_mask(problem: Problem) -> str:
@@ -131,16 +154,6 @@ def why_no_program(problem: Problem) -> str | None:
     """Why a mask that is a function of Python is no program, as a clause; None where it is one, or needs none."""
     found = _programmed(problem)
     return found.program if found is not None and isinstance(found.program, str) else None
-
-
-def _intervals_beside(mask: Mask, frame: Frame) -> tuple[dict[str, Any], Mask]:
-    """Those of the masks that & joins that are intervals together, as lower_intervals writes them; and the rest."""
-    own, others = list[Mask](), list[Mask]()
-    for part in joined(mask):
-        known = not has_function(part) and lower_intervals(part, frame) is not None
-        (own if known else others).append(part)
-    intervals = lower_intervals(reduce(and_, own), frame) if own and others else None
-    return ({}, mask) if intervals is None else (intervals, reduce(and_, others))
 
 
 def _few(frame: Frame, key_heads: int) -> bool:

@@ -14,7 +14,6 @@ from regard.backends.native.programs.graph import NotTraced
 from regard.backends.native.programs.lower import lower_mask_graph
 from regard.backends.native.programs.structure import graph_of_mask
 from regard.call.problem import Problem
-from regard.core.region import Frame
 from regard.core.shapes import count_of
 from regard.masks.algebra import Mask
 
@@ -34,12 +33,7 @@ class MaskProgram:
 
 def mask_program(mask: Mask, problem: Problem) -> MaskProgram | str:
     """A mask, the problem's or a part of it, as a program; or why there is none, as a clause."""
-    taken = operands_of_modifiers(problem) if programmed(problem) else 0
-    return _lowered(mask, problem.frame, len(OPERAND_NAMES) - taken)
-
-
-def _lowered(mask: Mask, frame: Frame, room: int) -> MaskProgram | str:
-    """room: how many operands no modifier reads; a mask takes the last of all."""
+    frame = problem.frame
     try:
         with torch.no_grad():
             program = lower_mask_graph(graph_of_mask(mask, frame), frame, mask.tensors())
@@ -47,6 +41,8 @@ def _lowered(mask: Mask, frame: Frame, room: int) -> MaskProgram | str:
         return str(why)
     except Exception as error:  # an operation called in a way that nobody foresaw: PyTorch knows it
         return f"{type(error).__name__} was raised while its program was made ({error})"
+    # a mask takes the last of all operands, modifiers the first
+    room = len(OPERAND_NAMES) - (operands_of_modifiers(problem) if programmed(problem) else 0)
     if len(program.operands) > room:
         return f"it reads {len(program.operands)} tensors; the kernels have room for {room}"
     return MaskProgram(program.rows, dict(zip(OPERAND_NAMES[::-1], program.operands, strict=False)))

@@ -132,7 +132,7 @@ class ForwardPlan:
         given = chain(*(t.parts if isinstance(t, DeferredRows) else (t,) for t in example.given))
         of_call = (*given, *example.leaves, *results.values(), *(args.operands[name] for name in computed))
         addresses = {t.data_ptr() for t in of_call}
-        held = [t for t in struct.held if t.data_ptr() not in addresses]
+        held = tuple([t for t in struct.held if t.data_ptr() not in addresses])
         # positions in tensors, and lengths that do not lie as the kernels read them, are lowered call by call
         by_tensors = anew.rule and example.positions is not None and example.positions.span is None
         found = VISIBLE if anew.intervals or by_tensors else slice(0, 0)
@@ -186,7 +186,7 @@ class ForwardPlan:
             given = call.q, call.k, call.v, score, call.mask, call.positions, sink
             direct().remember(ctypes.addressof(self.constants), self, outlines, *given)
 
-    def _made(self, call: PlanInputs, row_stats: Tensor | None) -> tuple[Tensor, Struct, list[Tensor]] | None:
+    def _made(self, call: PlanInputs, row_stats: Tensor | None) -> tuple[Tensor, Struct, tuple[Tensor, ...]] | None:
         """out, and the struct of the call, which holds what it leads to besides the call's own tensors.
 
         Third what it holds without the operands of modifiers that were made for this call.

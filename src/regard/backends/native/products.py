@@ -26,6 +26,8 @@ Gradients = tuple["Tensor | None", ...]
 
 def with_product(problem: Problem) -> Problem:
     """The problem with Dot() >> a modifier in the place of a Custom, where the kernels can run that; else as it is."""
+    if type(problem.similarity) is not Custom:
+        return problem
     found = _rewritten(problem)
     return found if isinstance(found, Problem) else problem
 

@@ -12,8 +12,8 @@ from regard.backends.native.abi import AXES, CODES, RaggedArguments
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.bind import bind
 from regard.backends.native.call_operands import DIVIDED, RAGGED
-from regard.backends.native.ffi import failure, parallel
-from regard.backends.native.launch import THREAD_WORK, arguments, keys_and_values, library, set_places
+from regard.backends.native.ffi import failure, library, parallel
+from regard.backends.native.launch import THREAD_WORK, arguments, keys_and_values, set_places
 from regard.backends.native.lower_mask import distances
 from regard.call.problem import Problem
 from regard.core.int8_rows import Int8Rows

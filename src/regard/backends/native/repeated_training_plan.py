@@ -10,7 +10,8 @@ from regard.backends.base import Example, ForwardResult, PlanInputs
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.bind import bind
 from regard.backends.native.families import KernelFamily
-from regard.backends.native.launch import clear, library, set_operands
+from regard.backends.native.ffi import library
+from regard.backends.native.launch import clear, set_operands
 from regard.backends.native.modifiers.base import RepeatedModifiers
 from regard.backends.native.training_plan import TrainingPlan
 

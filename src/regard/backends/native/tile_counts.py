@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 
 from regard.backends.native.args import lower
-from regard.backends.native.launch import arguments, empty_results, library
+from regard.backends.native.ffi import library
+from regard.backends.native.launch import arguments, empty_results
 from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.products import with_product
 from regard.call.problem import Problem

@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.backends.native.args import KernelArgs, kernel_args
 from regard.backends.native.backward import LEARNED, Pair, operand_gradients
 from regard.backends.native.call_operands import NUMBERS, OPERANDS
+from regard.backends.native.ffi import library
 from regard.backends.native.launch import (
     KernelResults,
     arguments,
@@ -18,7 +19,6 @@ from regard.backends.native.launch import (
     empty_results,
     empty_row_stats,
     filled_without_pairs,
-    library,
     natural_row_stats,
 )
 from regard.backends.native.lower_mask import MASK_TENSORS

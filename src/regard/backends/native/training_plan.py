@@ -18,8 +18,8 @@ from regard.backends.native.c_structs import Struct
 from regard.backends.native.call_template import members_of_entry
 from regard.backends.native.direct import direct
 from regard.backends.native.families import KernelFamily
-from regard.backends.native.ffi import failure
-from regard.backends.native.launch import call_of, library, natural_row_stats, run_backward
+from regard.backends.native.ffi import failure, library
+from regard.backends.native.launch import call_of, natural_row_stats, run_backward
 from regard.backends.native.plan import ForwardPlan
 from regard.core.state import RowStats
 

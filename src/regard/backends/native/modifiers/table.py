@@ -32,6 +32,7 @@ STEPS: tuple[type[KernelModifier[Any]], ...] = (
 MODIFIERS: tuple[type[KernelModifier[Any]], ...] = (*STEPS, Programs)
 
 BY_STAGE: dict[type, type[KernelModifier[Any]]] = {modifier.stage: modifier for modifier in STEPS}
+CHECKS = {own.name: one.check for one in MODIFIERS if "check" in vars(one) for own in one.operands}  # by operand
 BY_LEARNED = {own.name: modifier for modifier in MODIFIERS for own in modifier.operands if own.learned}  # by operand
 
 
@@ -48,6 +49,8 @@ def has_no_step(stage: object) -> TypeGuard[Modifier]:
 def _served(problem: Problem) -> list[tuple[type[KernelModifier[Any]], list[Any]]]:
     """The modifiers that serve a score's stages after its similarity, each with those that it serves."""
     stages = list(problem.score.parts[1:])
+    if not stages:
+        return []
     if programmed(problem):
         return [(Programs, stages)]
     own: dict[type[KernelModifier[Any]], list[Any]] = {}

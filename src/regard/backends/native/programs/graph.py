@@ -91,8 +91,11 @@ class Values:
             self.known[x] = self._computed(x)
         return self.known[x]
 
+    def __post_init__(self) -> None:
+        self.whole = self.frame.region()
+
     def _computed(self, x: Node) -> Tensor:
-        whole = self.frame.region()
+        whole = self.whole
         if x.op == "tensor":
             return self.tensors[x.args[0]]
         if x.op == "index":

@@ -76,10 +76,9 @@ class _Kept:
         if any(t.numel() != 1 or number_key(number_of(t)) != number_key(one) for t, one in numbers):
             return None
         elements = [read.elements(values) for read in self.operands]
-        if any(read.shape(t) != known for read, t, known in zip(self.operands, elements, self.shapes, strict=True)):
-            return None
-        if not all(read.table or broadcasts(t, values.frame) for read, t in zip(self.operands, elements, strict=True)):
-            return None
+        for read, t, known in zip(self.operands, elements, self.shapes, strict=True):
+            if read.shape(t) != known or not (read.table or broadcasts(t, values.frame)):
+                return None
         for n, (low, high) in self.extents.items():
             found = extent(elements[n])
             if found is None or found[0] < low or found[1] > high:
@@ -147,7 +146,7 @@ def _kept_or_made(
 ) -> Program:
     """A program that serves these values among those that are kept, or a new one: for other lengths too if possible."""
     frame = values.frame
-    key = tuple(n > 1 for n in frame.shape), frame.positions.q.shape[:-1], frame.positions.k.shape[:-1], wanted
+    key = tuple([n > 1 for n in frame.shape]), frame.positions.q.shape[:-1], frame.positions.k.shape[:-1], wanted
     known: list[_Kept] = graph.kept.setdefault(key, []) if graph.fixed else []
     for one in known:
         found = one.program(values, exact, inputs)

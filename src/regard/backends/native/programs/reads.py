@@ -76,7 +76,8 @@ def extent(t: Tensor) -> Range | None:
         return None
     if not t.numel():
         return 0, 0
-    low, high = (int(x) for x in t.aminmax())
+    least, greatest = t.aminmax()
+    low, high = int(least), int(greatest)
     if max(-low, high) > MOST_INT:
         raise NotLowered("its whole numbers reach beyond 2^31")
     return low, high
