@@ -21,8 +21,10 @@ from regard.backends.native.lower_mask import lower_mask, why_no_program
 from regard.backends.native.programs import structure
 from regard.backends.native.programs.trace import trace_mask
 from regard.compat.torch import flex_attention
-from regard.core.region import Region, Tiling
+from regard.core.region import Frame, Region, Tiling
 from regard.masks.algebra import Cover
+from regard.masks.intervals import Interval
+from regard.masks.of_rule import joined
 
 pytestmark = needs_kernels
 
@@ -278,6 +280,40 @@ def test_explain_describes_the_program() -> None:
     assert said(MASKS["causal"]) == "a program of 4 instructions, which reads 2 tensors"
     assert said(MASKS["beside intervals"]).endswith(" and an interval of keys for each query")
     assert said(rg.Dilated(3)) == "a map of tiles"
+
+
+@dataclass(frozen=True)
+class Reach(rg.Mask):
+    """A class of one's own that says intervals."""
+
+    def visible(self, at: Region) -> Tensor:
+        return (at.j <= at.i) & (at.i - at.j < 9)
+
+    def rows(self, frame: Frame) -> Interval | None:
+        return rg.Window(before=8, after=0).rows(frame)
+
+
+def odd(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return (i - j) % 3 == 0
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (Reach(), "an interval of keys for each query"),
+        (rg.Causal() & Reach(), "an interval of keys for each query"),
+        (Reach() & rg.Dense(torch.ones(40, 40, dtype=torch.bool)), "booleans and an interval of keys for each query"),
+        (Reach() & rg.Where(odd), "a program of"),
+        (rg.Causal() & rg.Where(odd) & rg.Window(before=4, after=0), "and an interval of keys for each query"),
+    ],
+    ids=repr,
+)
+def test_a_class_that_says_intervals_is_no_program(mask: rg.Mask, said: str) -> None:
+    q, k, v = (torch.randn(1, 4, 40, 24, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    found = dict(rg.explain(q, k, v, mask=mask).facts)["mask as"]
+    assert said in found and found.startswith("a program of") == (rg.Where in map(type, joined(mask)))
+    right = rg.attention(q, k, v, mask=mask, backend=rg.Reference())
+    torch.testing.assert_close(rg.attention(q, k, v, mask=mask), right, rtol=1e-5, atol=1e-5)
 
 
 def test_mask_mod_of_flex_attention() -> None:

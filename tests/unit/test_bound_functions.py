@@ -15,6 +15,7 @@ import regard as rg
 from regard.core import functions
 from regard.core.functions import bound, with_bound
 from regard.core.region import Region
+from regard.runtime.binding import BoundCall
 
 REACH = 5
 
@@ -86,6 +87,15 @@ def test_what_changes_between_forward_and_backward(call: str, reads: str, monkey
 
     found = gradient(lambda x: CALLS[call](x, given), change)
     torch.testing.assert_close(found, gradient(lambda x: CALLS[call](x, {"mask": rg.Window(4, 4)})))
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_functions_are_copied_for_a_backward_alone(learned: bool) -> None:
+    q, k, v = tensors()
+    w = 5
+    mask = rg.Where(lambda b, h, i, j: (i - j).abs() < w)
+    call = BoundCall(q.requires_grad_(learned), k, v, rg.ScaledDot(), mask, None, None, None)
+    assert (call.problem.mask is mask) == (not learned)
 
 
 def test_functions_that_cannot_change_stay_as_they_are() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.backends.native.call_operands import DOCUMENTS, HELD, INTERVALS
-from regard.backends.native.mask_program import MaskProgram, mask_program
+from regard.backends.native.mask_program import MaskProgram, hidden_tiles, mask_program
 from regard.backends.native.mask_text import MOST, has_function, why_not_text, with_recorded, write_mask
 from regard.backends.native.modifiers.table import programmed
 from regard.backends.native.operands import ONE, KernelOperand, full
@@ -45,10 +45,13 @@ def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Any]
     Without tiles (in a graph, which serves any) a mask that is known as no interval stays a mask, as a text and
     tensors, which text_calls.py reads where the graph runs; one that has no text is written out, a byte a pair.
     """
-    if tile is not None:
-        found = _lower_program(problem, tile)
-        return _lower(problem.mask, problem.frame, problem.key_heads, tile) if found is None else found
     mask, frame = problem.mask, problem.frame
+    if tile is not None:
+        found = _programmed(problem)
+        if found is None or not isinstance(found.program, MaskProgram):
+            return _lower(mask, frame, problem.key_heads, tile)
+        operands = {"mask_code": found.program.rows, **found.program.operands, **found.known}
+        return operands | hidden_tiles(found.rest, frame, tile)
     if programmed(problem):  # the operator makes the program of the modifiers beside that of the mask
         own = with_recorded(mask, frame)
         if isinstance(own, str) or why_not_text(own) is not None:
@@ -74,25 +77,6 @@ def _as_text(mask: Mask, frame: Frame) -> dict[str, Any]:
     return {"mask_text": text, **dict(zip(MASK_TENSORS, tensors, strict=False))}
 
 
-def _lower_program(problem: Problem, tile: tuple[int, int]) -> dict[str, Any] | None:
-    """A mask with a function of Python as a program, beside the intervals that the rest of it is; None: it is none.
-
-    Of a mask of regard's own a map is better: it serves all heads, and plans keep it.
-    """
-    found = _programmed(problem)
-    if found is None or not isinstance(found.program, MaskProgram):
-        return None
-    operands = {"mask_code": found.program.rows, **found.program.operands, **found.known}
-    if type(found.rest).cover is Mask.cover:  # it says of no tile that all of it is hidden
-        return operands
-    tiling = problem.frame.tiling(*tile)
-    hidden = full(found.rest.cover(tiling)) == Cover.NONE
-    if bool(hidden.any()):
-        hidden = hidden.expand(*hidden.shape[:-2], *tiling.shape)
-        operands["tiles"] = torch.full(hidden.shape, -2, dtype=torch.int32, device="cpu").masked_fill(hidden, -1)
-    return operands
-
-
 @dataclass(frozen=True, eq=False)
 class _Programmed:
     """A mask with a function of Python: known & rest, where `known` is intervals, as lower_intervals writes them.
@@ -109,7 +93,10 @@ _programs: WeakKeyDictionary[Problem, _Programmed] = WeakKeyDictionary()
 
 
 def _programmed(problem: Problem) -> _Programmed | None:
-    """None of a mask that needs no program."""
+    """None of a mask that needs no program.
+
+    Of a mask of regard's own a map is better: it serves all heads, and plans keep it.
+    """
     found = _programs.get(problem)
     if found is not None:
         return found
@@ -130,18 +117,19 @@ def _programmed(problem: Problem) -> _Programmed | None:
 
 
 def _program_beside_intervals(problem: Problem, parts: list[Mask], functions: list[bool]) -> _Programmed:
-    """Of masks that & joins: a program of those that are no intervals. functions: which of them are functions."""
-    frame = problem.frame
-    known = [None if fn else lower_intervals(part, frame) for part, fn in zip(parts, functions, strict=True)]
-    own = [part for part, intervals in zip(parts, known, strict=True) if intervals is not None]
-    rest = [part for part, intervals in zip(parts, known, strict=True) if intervals is None]
-    together = next((one for one in known if one is not None), None)
-    if len(own) > 1:
-        together = lower_intervals(reduce(and_, own), frame)
-    if together is None or not rest:
+    """Of masks that & joins: a program of those that are not intervals. functions: which of them are functions."""
+    known: dict[str, Any] | None = None
+    own, others = list[Mask](), list[Mask]()
+    for part, function in zip(parts, functions, strict=True):
+        found = None if function else lower_intervals(part, problem.frame)
+        (others if found is None else own).append(part)
+        known = known if found is None else found
+    if len(own) > 1:  # together
+        known = lower_intervals(reduce(and_, own), problem.frame)
+    if known is None or not others:
         return _Programmed({}, problem.mask, mask_program(problem.mask, problem))
-    others = reduce(and_, rest)
-    return _Programmed(together, others, mask_program(others, problem))
+    rest = reduce(and_, others)
+    return _Programmed(known, rest, mask_program(rest, problem))
 
 
 def program_of_mask(problem: Problem) -> str:

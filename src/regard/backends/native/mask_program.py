@@ -9,13 +9,15 @@ from torch import Tensor
 
 from regard.backends.native.modifiers.program import OPERAND_NAMES, operands_of_modifiers
 from regard.backends.native.modifiers.table import programmed
+from regard.backends.native.operands import full
 from regard.backends.native.programs.code import NotLowered
 from regard.backends.native.programs.graph import NotTraced
 from regard.backends.native.programs.lower import lower_mask_graph
 from regard.backends.native.programs.structure import graph_of_mask
 from regard.call.problem import Problem
+from regard.core.region import Frame
 from regard.core.shapes import count_of
-from regard.masks.algebra import Mask
+from regard.masks.algebra import Cover, Mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,3 +48,15 @@ def mask_program(mask: Mask, problem: Problem) -> MaskProgram | str:
     if len(program.operands) > room:
         return f"it reads {len(program.operands)} tensors; the kernels have room for {room}"
     return MaskProgram(program.rows, dict(zip(OPERAND_NAMES[::-1], program.operands, strict=False)))
+
+
+def hidden_tiles(mask: Mask, frame: Frame, tile: tuple[int, int]) -> dict[str, Tensor]:
+    """A map of the tiles that a mask is known to hide, for a program of it; nothing where it hides none."""
+    if type(mask).cover is Mask.cover:  # it says so of no tile
+        return {}
+    tiling = frame.tiling(*tile)
+    hidden = full(mask.cover(tiling)) == Cover.NONE
+    if not bool(hidden.any()):
+        return {}
+    hidden = hidden.expand(*hidden.shape[:-2], *tiling.shape)
+    return {"tiles": torch.full(hidden.shape, -2, dtype=torch.int32, device="cpu").masked_fill(hidden, -1)}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core.region import Frame
+from regard.core.region import Frame, Region
 
 
 class NotTraced(Exception):
@@ -92,7 +92,7 @@ class Values:
         return self.known[x]
 
     def __post_init__(self) -> None:
-        self.whole = self.frame.region()
+        self.whole = Region(self.frame, slice(None), slice(None))
 
     def _computed(self, x: Node) -> Tensor:
         whole = self.whole
