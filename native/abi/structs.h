@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0x32c7290d00cab3  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0x33201d27cdf838  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -221,6 +221,9 @@ typedef struct {
   int64_t first;  // query i sees no key before first + i
   int64_t last;  // query i sees no key from last + i on
   regard_tensor allowed;  // bool (batch, head, query, key): whether a pair is seen
+  regard_tensor until;  // int64 (batch, group of heads, 1, key): a key is seen from positions below this one
+  int64_t until_heads;
+  regard_tensor until_bounds;  // a summary of until, which the kernels make
   regard_tensor tiles;  // int32 (batch, head, block of queries, block of keys): -1: no pair is seen, -2: all are, else which of the bits
   const int64_t* bits;  // int64 (which, key of a block): bit r of word j is row r of a block, key j of it
   int64_t bits_count;
@@ -238,7 +241,7 @@ typedef struct {
   regard_tensor k_scales;  // float32 (batch, key head, key, 1): k is int8; its rows are multiplied by these
   regard_tensor v_scales;  // float32 (batch, key head, key, 1): v is int8; its rows are multiplied by these
 } regard_call;
-static_assert(sizeof(regard_call) == 3072, "ctypes lays regard_call out in another way");
+static_assert(sizeof(regard_call) == 3240, "ctypes lays regard_call out in another way");
 
 // A call on sequences that have any number of queries each, one sequence behind another in q, out and q_at.
 // The batch of `call` is 1, nq counts all queries; batch[3] of k and v, or of block_table, strides over
@@ -252,7 +255,7 @@ typedef struct {
   const int64_t* key_starts;  // (sequences): no key before this one is seen
   int64_t thread_work;  // floating-point operations for which it is worth waking another thread
 } regard_ragged;
-static_assert(sizeof(regard_ragged) == 3112, "ctypes lays regard_ragged out in another way");
+static_assert(sizeof(regard_ragged) == 3280, "ctypes lays regard_ragged out in another way");
 
 // A call of the backward pass. A null address: that gradient is not wanted.
 typedef struct {
@@ -283,7 +286,7 @@ typedef struct {
   regard_tensor dprogram_10;  // added to, float; double where it sums queries or keys
   regard_tensor dprogram_11;  // added to, float; double where it sums queries or keys
 } regard_gradients;
-static_assert(sizeof(regard_gradients) == 4568, "ctypes lays regard_gradients out in another way");
+static_assert(sizeof(regard_gradients) == 4736, "ctypes lays regard_gradients out in another way");
 
 // A call whose scores are w · f(a + c), or the sum over features of a program of a and c: q and k are a and c,
 // float whatever its dtype, which is that of v.
@@ -298,7 +301,7 @@ typedef struct {
   const float* parameters;  // (parameter_count, heads, dk), contiguous: what a program reads besides
   int64_t parameter_count;
 } regard_additive;
-static_assert(sizeof(regard_additive) == 3128, "ctypes lays regard_additive out in another way");
+static_assert(sizeof(regard_additive) == 3296, "ctypes lays regard_additive out in another way");
 
 // The backward pass of an additive call. All cotangents and gradients are float; every element is written.
 typedef struct {
@@ -310,7 +313,7 @@ typedef struct {
   regard_tensor dv;
   float* dw;  // (heads, dk); of a program's parameters (parameter_count, heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 3536, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 3704, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
 // of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.
@@ -346,7 +349,7 @@ typedef struct {
   const float* level;  // (levels,)
   int64_t* reached;  // (.., levels) how many visible pairs have a weight of at least that
 } regard_fact_args;
-static_assert(sizeof(regard_fact_args) == 3304, "ctypes lays regard_fact_args out in another way");
+static_assert(sizeof(regard_fact_args) == 3472, "ctypes lays regard_fact_args out in another way");
 
 // New keys and values of a batch of sequences, to be copied to their pages, whose columns are neighbours.
 // batch[3] is the stride from sequence to sequence, or from page to page.
@@ -440,10 +443,11 @@ static inline regard_tensor* regard_parted(regard_call* c, int n) {
     &c->program_10,
     &c->program_11,
     &c->allowed,
+    &c->until,
     &c->tiles,
     &c->sink,
   };
-  return n < 16 ? all[n] : nullptr;
+  return n < 17 ? all[n] : nullptr;
 }
 
 typedef void (*regard_body)(int64_t begin, int64_t end, void* context);

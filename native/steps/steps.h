@@ -9,13 +9,14 @@
 #include "steps/dropout.h"
 #include "steps/interval.h"
 #include "steps/mask_program.h"
+#include "steps/retained.h"
 #include "steps/sink.h"
 
 namespace regard {
 
 // The masks of tiles, besides intervals, booleans and maps of tiles. To add one: its file in this folder, and its name
 // here.
-using TileMasks = MaskList<Documents, MaskProgram>;
+using TileMasks = MaskList<Documents, Retained, MaskProgram>;
 
 // One block of queries while it streams over keys. Lanes are queries.
 template <int V>

@@ -46,6 +46,7 @@ from regard.masks.positional import Prefix as Prefix
 from regard.masks.positional import Window as Window
 from regard.masks.ragged import Documents as Documents
 from regard.masks.ragged import Lengths as Lengths
+from regard.masks.retained import Retained as Retained
 from regard.scores.activations import LeakyReLU as LeakyReLU
 from regard.scores.activations import Sigmoid as Sigmoid
 from regard.scores.activations import Tanh as Tanh
@@ -120,6 +121,7 @@ __all__ = [
     "Reference",
     "RelativeBias",
     "Report",
+    "Retained",
     "ScaledDot",
     "Score",
     "Sdpa",

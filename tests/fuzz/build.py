@@ -137,4 +137,5 @@ def mask(part: Part) -> rg.Mask:
         return rg.Lengths(**{name: t.tolist() for name, t in part.tensors.items()})
     kinds = {"everything": rg.Everything, "causal": rg.Causal, "window": rg.Window, "prefix": rg.Prefix}
     kinds |= {"dilated": rg.Dilated, "lengths": rg.Lengths, "documents": rg.Documents, "dense": rg.Dense}
+    kinds |= {"retained": rg.Retained}
     return (kinds | {"stride": Stride, "grid": Grid})[part.kind](**part.tensors, **part.numbers)

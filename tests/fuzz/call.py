@@ -189,9 +189,10 @@ class Call:
 
 
 def _cut_keys(part: Part, cut: slice, nk: int) -> Part:
-    """A part with what it holds for each key cut: the last axis of biases, allowed pairs, ids; the first of points."""
+    """A part with what it holds for each key cut: the last axis of biases, allowed pairs, ids, ends; the first of
+    points."""
     tensors = dict(part.tensors)
-    for name in ("bias", "allowed"):
+    for name in ("bias", "allowed", "until"):
         if name in tensors and tensors[name].dim() and tensors[name].shape[-1] == nk:
             tensors[name] = tensors[name][..., cut]
     if part.kind == "documents":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from .call import Part
 from .tensors import Size, Source
 
-POSITIONAL = ("causal", "window", "prefix", "dilated", "where", "stride", "grid")
+POSITIONAL = ("causal", "window", "prefix", "dilated", "retained", "where", "stride", "grid")
 
 
 def draw_mask(s: Source, at: Size) -> Part:
@@ -21,7 +24,7 @@ def draw_mask(s: Source, at: Size) -> Part:
 
 
 def _one(s: Source, at: Size) -> Part:
-    kinds = {"causal": 22, "window": 14, "prefix": 8, "dilated": 5, "where": 6, "stride": 2, "grid": 4}
+    kinds = {"causal": 22, "window": 14, "prefix": 8, "dilated": 5, "retained": 10, "where": 6, "stride": 2, "grid": 4}
     kinds = {} if at.unplaced else kinds
     kinds |= {"lengths": 14, "documents": 12, "dense": 14, "everything": 2}
     part = _leaf(s.choice.choices(list(kinds), list(kinds.values()))[0], s, at)
@@ -53,11 +56,22 @@ def _leaf(kind: str, s: Source, at: Size) -> Part:
         return Part(kind, {name: s.integers(0, named[name] + 1, *shape) for name in chosen})
     if kind == "documents":
         return Part(kind, _ids(s, at))
+    if kind == "retained":
+        return Part(kind, {"until": s.laid_out(_until(s, at))})
     if kind == "dense":
         shape = at.broadcast(s)
         allowed = s.integers(0, 100, *shape) < s.choice.choice((10, 50, 90, 99))
         return Part(kind, {"allowed": s.laid_out(allowed) if allowed.dim() else allowed})
     return Part(kind)
+
+
+def _until(s: Source, at: Size) -> Tensor:
+    """A position for each key: of all alike, of a sequence or of a head; in order, or as they come."""
+    heads = (s.choice.choice((1, at.key_heads, at.heads)),) if at.headed and s.maybe(0.6) else ()
+    q = torch.arange(at.nq) if at.positions is None else at.positions[0].flatten()
+    least, largest = (int(q.min()), int(q.max())) if q.numel() else (0, 0)
+    until = s.integers(least, largest + 3, *((*at.batch, *heads) if s.maybe(0.7) else ()), at.nk)
+    return until.sort(-1).values if s.maybe(0.5) else until
 
 
 def _ids(s: Source, at: Size) -> dict:

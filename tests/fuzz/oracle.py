@@ -252,6 +252,11 @@ def visible(part: Part, call: Call) -> Tensor:
         return seen & (row < t["queries"][..., None, None, None]) if "queries" in t else seen
     if part.kind == "documents":
         return t["q_ids"][..., None, :, None] == t.get("k_ids", t["q_ids"])[..., None, None, :]
+    if part.kind == "retained":
+        until = t["until"]
+        if until.dim() < len(call.batch) + 2:
+            return i < until[..., None, None, :]
+        return i < until.repeat_interleave(call.heads // max(until.shape[-2], 1), -2)[..., None, :]
     if part.kind == "dense":
         return _pairs(call, t["allowed"])
     if part.kind == "where":

@@ -43,7 +43,7 @@ def _other(t: Tensor, s: Source, least: int) -> Tensor:
         if t.is_floating_point():
             memory.mul_(s.choice.uniform(0.5, 0.9))
         return made
-    memory.copy_(s.integers(least, int(t.max()) + 1, len(memory)))
+    memory.copy_(s.integers(min(least, int(t.max())), int(t.max()) + 1, len(memory)))
     ordered = t.dim() and 0 not in t.stride() and bool((t.diff(dim=-1) >= 0).all())
     return made.copy_(made.sort(-1).values) if ordered else made
 
@@ -72,7 +72,7 @@ def with_fewer_tokens(call: Call, s: Source) -> Call:
         q=call.q[..., :nq, :],
         k=k,
         v=k if call.v is call.k else call.v[..., :nk, :],
-        mask=_first_of_documents(call.mask, nq, nk),
+        mask=_first_of_tokens(call.mask, nq, nk),
     )
     if call.positions is None:
         return fewer
@@ -80,10 +80,11 @@ def with_fewer_tokens(call: Call, s: Source) -> Call:
     return replace(fewer, positions=_tail_positions(fewer, s) if call.by_length else (q, torch.arange(nk)))
 
 
-def _first_of_documents(part: Part, nq: int, nk: int) -> Part:
-    if part.kind != "documents":
-        return replace(part, parts=tuple(_first_of_documents(inside, nq, nk) for inside in part.parts))
-    counts = {"q_ids": nq, "k_ids": nk}
+def _first_of_tokens(part: Part, nq: int, nk: int) -> Part:
+    """A mask whose numbers of each query and key are cut to the first ones."""
+    if part.kind not in ("documents", "retained"):
+        return replace(part, parts=tuple(_first_of_tokens(inside, nq, nk) for inside in part.parts))
+    counts = {"q_ids": nq, "k_ids": nk, "until": nk}
     return replace(part, tensors={name: t[..., : counts[name]] for name, t in part.tensors.items()})
 
 
@@ -114,7 +115,7 @@ def decoding(call: Call, s: Source) -> Call:
     """
     if not call.pairs or any(part.numbers.get("buckets") == "grid" for part in call.score):  # it has so many cells
         return call
-    kinds = s.choice.choice((("lengths",), ("lengths",), ("causal",), ("window",), ("documents",)))
+    kinds = s.choice.choice((("lengths",), ("lengths",), ("causal",), ("window",), ("documents",), ("retained",)))
     kinds = ("lengths", *kinds) if kinds != ("lengths",) and s.maybe(0.6) else kinds
     first, *rest = (_mask(kind, call, s) for kind in kinds)
     if call.q.shape[-1] == call.k.shape[-1] and s.maybe(0.6):
@@ -136,6 +137,8 @@ def _mask(kind: str, call: Call, s: Source) -> Part:
             numbers = s.integers(0, call.nk + 1, *call.batch)
             found[name] = s.laid_out(numbers, contiguous=20) if call.batch else numbers
         return Part(kind, found, listed)
+    if kind == "retained":
+        return Part(kind, {"until": s.integers(0, call.nk + 2, *call.batch, call.nk)})
     if kind == "documents":
         return Part(kind, {"q_ids": s.integers(0, 3, call.nq), "k_ids": s.integers(0, 3, call.nk).sort().values})
     return Part(kind, numbers={"before": s.choice.randrange(20), "after": 0} if kind == "window" else {})

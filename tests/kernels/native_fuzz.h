@@ -30,7 +30,8 @@ int32_t in_turns(int64_t begin, int64_t end, int64_t, regard_body body, void* co
 
 // Whether something in a call compares positions.
 bool needs_positions(const regard_call& c) {
-  return c.threshold || (c.slopes && !c.points_of_q) || c.log_distance_weights || c.power_distance_weights;
+  return c.threshold || (c.slopes && !c.points_of_q) || c.log_distance_weights || c.power_distance_weights ||
+         c.until.data;
 }
 
 // One right call of a kind of kernels, in memory of its own.
@@ -195,6 +196,7 @@ struct Case : RandomMemory {
       c.power_distance_weights = numbers<float>(kF32, c.power_distance_weights_stride ? c.heads : 1, 0, 2);
       c.power_distance_powers = (float*)make(kF32, c.power_distance_powers_stride ? c.heads : 1);
     }
+    if (r.chance(3)) retained();
     if (needs_positions(c) || r.chance(4)) {
       c.q_at = numbers<int64_t>(kI64, queries, -far, far);
       c.k_at = numbers<int64_t>(kI64, keys, -far, far);
@@ -279,6 +281,16 @@ struct Case : RandomMemory {
     memcpy(c.k_documents_batch, c.k_at_batch, sizeof c.k_at_batch);
     for (int64_t n = 0; n < elements() * c.nk; ++n)
       ((int64_t*)c.k_documents)[n] = ordered ? n % c.nk * 3 / c.nk : n / piece * 5 % 4;
+  }
+
+  // Positions up to which keys are seen, among those of the queries or far from them.
+  void retained() {
+    int64_t group = r.between(1, c.heads);
+    while (c.heads % group) --group;
+    c.until_heads = group;
+    c.until = tensor(kI64, group, 1, c.nk, true);
+    for (int64_t n = 0; n < extent(c.until, group, 1, c.nk); ++n)
+      ((int64_t*)c.until.data)[n] = r.chance(9) ? INT64_MIN : r.between(-600, 600);
   }
 
   void gradients() {

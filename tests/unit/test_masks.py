@@ -85,6 +85,9 @@ def leaf(size: Size, which: int, seed: int) -> Mask:
         lambda: rg.Documents(*sorted_ids[2:]),
         lambda: rg.Documents(sorted_ids[0], sorted_ids[3]),
         lambda: rg.Documents(integers(0, 3, *BATCH, nq), integers(0, 3, nk)),
+        lambda: rg.Retained(integers(-1, nk + 3, nk)),
+        lambda: rg.Retained(integers(-1, nk + 3, *BATCH, nk)),
+        lambda: rg.Retained(integers(-1, nk + 3, *BATCH, HEADS, nk)),
         lambda: rg.Where(lambda b, h, i, j: (i * 3 + j * 5 + h + b) % 7 < 3),
         *(_dense_maker(shape, g) for shape in ((1, nk), (1, nq, 1), (nk,), (), (HEADS, nq, nk), (2, 1, nq, nk))),
         _dense_maker((2, HEADS, nq, nk), g),
@@ -94,7 +97,7 @@ def leaf(size: Size, which: int, seed: int) -> Mask:
     return makers[which % len(makers)]()
 
 
-LEAVES = 22
+LEAVES = 25
 
 
 def _dense_maker(shape: tuple[int, ...], g: torch.Generator) -> Callable[[], Mask]:

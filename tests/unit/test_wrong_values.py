@@ -78,6 +78,11 @@ rg.attention(q, q, q, mask=rg.Prefix(2.5))  # Prefix.n is 2.5, a float; expected
 rg.attention(q, q, q, mask=rg.Dilated(0))  # Dilated(step=0): expected a step of 1 or more.
 rg.attention(q, q, q, mask=rg.Documents([0, 0, 1, 1, 1]))  # Documents.q_ids is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__).
 rg.attention(q, q, q, mask=rg.Documents(torch.tensor([0, 0, 1])))  # Documents.q_ids has shape (3,); expected (5,) or (2, 5).
+rg.attention(q, q, q, mask=rg.Retained(torch.zeros(5)))  # Retained.until has dtype torch.float32; expected integers.
+rg.attention(q, q, q, mask=rg.Retained(torch.ones(5) > 0))  # Retained.until has dtype torch.bool; expected integers. Booleans that say which keys stay for all queries are Dense(kept[:, None, None, :]).
+rg.attention(q, q, q, mask=rg.Retained([5] * 5))  # Retained.until is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.attention(q, q, q, mask=rg.Retained(torch.arange(3)))  # Retained.until has shape (3,); expected (5,) or (2, 5) or (2, g, 5) where g divides the 3 heads: a position for each key.
+rg.attention(q, q, q, mask=rg.Retained(torch.ones(2, 2, 5).long()))  # Retained.until has shape (2, 2, 5); expected (5,) or (2, 5) or (2, g, 5) where g divides the 3 heads: a position for each key.
 rg.attention(q, q, q, mask=rg.Where(lambda i, j: i >= j))  # Where.fn cannot be called as fn(b, h, i, j): too many positional arguments. Write it as in Where(lambda b, h, i, j: i >= j).
 rg.attention(q, q, q, mask=rg.Where(lambda b, h, i, j: (i - j).float()))  # Where.fn returned torch.float32; expected a boolean tensor, True = may attend.
 rg.attention(q, q, q, mask=rg.Where(lambda b, h, i, j: True))  # Where.fn returned bool; expected a boolean tensor, True = may attend.

@@ -23,11 +23,13 @@ from regard.backends.native.operands import (
     KernelOperand,
 )
 from regard.masks.dense import Dense
+from regard.masks.retained import Retained
 
 _KEY_OF_A_BLOCK = Axis("key of a block", lambda s: s.block[1], shared=False)
 _NUMBER = Axis("which", lambda s: None, shared=False)
 _INSTRUCTION = Axis("instruction", lambda s: None, shared=False)
 _OF_INSTRUCTION = Axis("number", lambda s: 6, shared=False)
+_GROUP_OF_HEADS = Axis("group of heads", lambda s: None, shared=False)
 _BOUND = "each query sees keys [start, stop); or a rule (documents: also both):"
 
 
@@ -66,6 +68,17 @@ PAIRS = (
         of_lengths=True,
         ragged=True,
         mask=HeldMask(Dense, lambda mask, frame: frame.lift(mask.allowed), "booleans"),
+    ),
+    KernelOperand(
+        *("until", torch.int64, (BATCH, _GROUP_OF_HEADS, ONE, EACH_KEY), "a key is seen from positions below this one"),
+        strided=True,
+        leaf=True,
+        of_lengths=True,
+        ragged=True,
+        placed=True,
+        mask=HeldMask(Retained, Retained.of_pairs, "a number for each key, compared with positions"),
+        count=Count("until_heads", lambda t: t.shape[-3]),
+        summary="until_bounds",
     ),
     KernelOperand(
         *("tiles", torch.int32, (BATCH, HEAD, BLOCK_OF_QUERIES, BLOCK_OF_KEYS)),
