@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.backends.native.args import KernelArgs, kernel_args, lower, why_not
 from regard.backends.native.backward import LEARNED, backward
+from regard.backends.native.ffi import library
 from regard.backends.native.launch import (
     MOST_FLOAT,
     KernelResults,
@@ -18,7 +19,6 @@ from regard.backends.native.launch import (
     empty_results,
     empty_row_stats,
     filled_without_pairs,
-    library,
 )
 from regard.backends.native.lower_mask import MASK_TENSORS, lower_mask
 from regard.backends.native.mask_text import read_mask
