@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -285,3 +287,25 @@ def test_a_power_of_two_divides_as_a_product(isa: str, by: float, divides: bool)
     gradients = [torch.autograd.grad(out.sum(), q)[0] for out in (found, right)]
     if abs(by) > 0.1:  # s, divided by less, is infinite
         torch.testing.assert_close(*gradients)
+
+
+@dataclass(frozen=True)
+class Read(rg.Modifier):
+    """Multiplies by a number that it reads from its tensor in some way."""
+
+    way: Callable[[Tensor], float]
+    factors: Tensor
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s * self.way(self.factors)
+
+
+@pytest.mark.parametrize(
+    "way", [lambda t: t.tolist()[0], lambda t: float(t.detach().numpy()[0]), lambda t: float(np.asarray(t.detach())[0])]
+)
+def test_numbers_that_a_modifier_reads_are_those_of_each_call(way: Callable[[Tensor], float]) -> None:
+    q = torch.randn(1, 2, 20, 8)
+    for factor in (1.0, 3.0):
+        score = rg.Dot() >> Read(way, torch.tensor([factor, 2.0]))
+        found, right = (rg.attention(q, q, q, score=score, backend=backend) for backend in (None, rg.Reference()))
+        torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)

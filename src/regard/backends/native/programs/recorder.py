@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.backends.native.programs.compositions import COMPOSED
@@ -42,7 +43,7 @@ class Recorder(TorchDispatchMode):
         """Records what runs inside. Raises NotTraced for any error that comes of it."""
         try:
             # nothing requires a gradient; but where a function forbids them is recorded
-            with torch.enable_grad(), self:
+            with torch.enable_grad(), _NoNumbers(), self:
                 yield
         except NotTraced:
             raise
@@ -149,6 +150,18 @@ class Recorder(TorchDispatchMode):
             recorded = torch.is_grad_enabled()
             self._add(out, Node(func, tuple(args), kwargs, axes, aligned, out.dtype, out.shape, recorded, pair))
         return out
+
+
+class _NoNumbers(TorchFunctionMode):
+    """Raises NotTraced where numbers of a tensor are read by methods that are no operations of torch."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READ:
+            raise NotTraced(f"{func.__name__} looks at the numbers of a tensor")
+        return func(*args, **(kwargs or {}))
+
+
+_READ = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
 
 
 class PortableRecorder(Recorder):
