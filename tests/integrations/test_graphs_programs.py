@@ -277,3 +277,24 @@ def test_what_only_some_numbers_allow_runs_by_tiles_in_the_node() -> None:
             (out := run(q, k, v, numbers), *torch.autograd.grad(out.sin().sum(), (q, k, v))) for run in (compiled, far)
         )
         torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-5)
+
+
+REACH = 5
+
+
+def _reaches(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return (i - j).abs() < REACH
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_variable_that_the_graph_assigns_before_the_call(dynamic: bool) -> None:
+    q, k, v = (torch.randn(1, 2, 40, 16) for _ in range(3))
+
+    def call(reach: int) -> Tensor:
+        global REACH
+        REACH = reach
+        return rg.attention(q, k, v, mask=rg.Where(_reaches))
+
+    compiled = torch.compile(call, backend="eager", dynamic=dynamic)
+    for reach in (3, 7, 9):
+        torch.testing.assert_close(compiled(reach), call(reach))

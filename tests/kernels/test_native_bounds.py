@@ -174,6 +174,7 @@ HELD: dict[str, dict[str, Any]] = {  # a call for each operand
     "shifts": {"mask": rg.Causal(), "positions": rg.tail(9, [33, 20, 21])},
     "documents": {"mask": rg.Documents(torch.randint(3, (9,)), torch.randint(3, (33,)))},
     "booleans": {"mask": rg.Dense(torch.rand(3, 4, 9, 33) < 0.5)},
+    "keys that are retained": {"mask": rg.Retained(torch.randint(40, (3, 4, 33)))},
     "tiles": {"mask": rg.Dilated(3) | rg.Prefix(3)},
     "a sink": {"sink": torch.rand(4)},
     "scales of int8": {"kept": lambda x: Int8Rows(*rounded(x), x.dtype)},

@@ -44,7 +44,8 @@ def rule_and_rest(mask: Mask) -> tuple[IntervalRule, Mask]:
 
 def joined(mask: Mask) -> list[Mask]:
     """The masks that & joins, from left to right."""
-    found, left = list[Mask](), [mask]
+    found: list[Mask] = []  # list[...]() is nothing that torch.compile traces
+    left = [mask]
     while left:
         part = left.pop()
         if type(part) is And:

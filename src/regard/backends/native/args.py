@@ -137,18 +137,21 @@ def _unknown(activation: Activation) -> str:
 def lower(problem: Problem, mask: dict[str, Any], invariant: bool = False) -> KernelArgs:
     """A problem as the kernels read it; mask: what lower_mask says of its mask."""
     q, k, v, scale = _similarity_operands(problem)
-    found = {**mask, **lower_modifiers(problem), "scale": scale, "invariant": invariant}
+    found = {**with_places(mask, problem), **lower_modifiers(problem), "scale": scale, "invariant": invariant}
     drop = problem.dropout
     if drop is not None:
-        found |= {"seed": drop.seed, "threshold": drop.threshold, "keep": drop.scale}
-    if drop is not None or not PLACED.isdisjoint(mask):
-        found |= place(problem)
+        found |= {"seed": drop.seed, "threshold": drop.threshold, "keep": drop.scale, **place(problem)}
     if problem.sink is not None:
         found["sink"] = problem.sink.float()[..., None, None]
     if isinstance(k, Int8Rows) and isinstance(v, Int8Rows):
         found |= {"k_scales": k.scales, "v_scales": v.scales}
         k, v = k.numbers, v.numbers
     return kernel_args(q, k, v, found)
+
+
+def with_places(mask: dict[str, Any], problem: Problem) -> dict[str, Any]:
+    """What lower_mask says of a mask, and the positions of the call where the kernels compare it with them."""
+    return mask if PLACED.isdisjoint(mask) else {**mask, **place(problem)}
 
 
 def _similarity_operands(problem: Problem) -> tuple[Tensor, Tensor, Tensor, float]:

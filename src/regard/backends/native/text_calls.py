@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.native.args import KernelArgs, kernel_args, lower, why_not
+from regard.backends.native.args import KernelArgs, kernel_args, lower, why_not, with_places
 from regard.backends.native.backward import LEARNED, backward
 from regard.backends.native.ffi import library
 from regard.backends.native.launch import (
@@ -42,7 +42,8 @@ def with_mask(args: KernelArgs) -> KernelArgs:
     """The same call, its mask as these kernels read it, where it is a text."""
     if not args.mask_text:
         return args
-    mask = lower_mask(_problem(args), library().tile)
+    problem = _problem(args)
+    mask = with_places(lower_mask(problem, library().tile), problem)
     rest = {name: t for name, t in args.operands.items() if name not in MASK_TENSORS}
     return kernel_args(args.q, args.k, args.v, {**rest, **args.numbers, **mask})
 

@@ -49,7 +49,7 @@ def record_modifiers(stages: Sequence[Modifier], frame: Frame) -> RecordedModifi
         s = torch.zeros((*frame.batch, frame.heads, 1, 1), dtype=torch.float32, device="cpu")
         for stage in stages:  # torch.compile guards what it reads on the way; nothing reads the result
             s = cast("Modifier", stage.local(at)).modify(s, at)
-        if _numbers_change():
+        if _numbers_change() or _is_changed():
             return _CHANGES
     return RecordedModifier(found, tensors)
 
@@ -61,7 +61,7 @@ def record_mask(mask: Mask, frame: Frame) -> RecordedMask | str:
         return found.removeprefix(_NO)
     if torch.compiler.is_dynamo_compiling():
         mask.visible(frame.region(slice(0, 1), slice(0, 1)))  # as above
-        if _numbers_change():
+        if _numbers_change() or _is_changed():
             return _CHANGES
     return RecordedMask(found, mask.tensors())
 
@@ -135,6 +135,20 @@ def _numbers_change() -> bool:
         if not fixed and any(type(source).__name__ != "TensorPropertySource" for source in sources):
             return True
     return False
+
+
+@constant_in_graphs
+def _is_changed() -> bool:
+    """Whether what torch.compile follows has assigned a variable, or written into an object, of the world around it.
+
+    Python sees that only when the graph has run: a function that is recorded meanwhile reads the value from before.
+    """
+    try:
+        effects = loaded("torch._dynamo.symbolic_convert").InstructionTranslator.current_tx().output.side_effects
+        changed = effects._get_modified_vars()
+    except AttributeError:  # a version of torch that keeps them elsewhere
+        return True
+    return any(type(var.mutation_type).__name__.endswith("Existing") for var in changed)
 
 
 def _size(n: int, sizes: tuple[int, int]) -> int | str:
