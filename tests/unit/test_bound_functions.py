@@ -141,3 +141,22 @@ def test_functions_in_a_tuple() -> None:
     found = bound(lambda x: both[0](x))
     n = 5
     assert found(10) == 11 and both[0](10) == 15
+
+
+class Windows(torch.nn.Module):
+    """Two calls whose masks read the variable of a loop."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for w in (3, 15):
+            x = rg.attention(x, x, x, mask=rg.Where(lambda b, h, i, j: (i - j).abs() < w))  # noqa: B023
+        return x
+
+
+def test_a_recording_keeps_functions_as_they_were() -> None:
+    model, (q, _, _) = Windows(), tensors()
+    with torch.no_grad(), rg.record(model, (rg.facts.Inputs(),)) as tape:
+        model(q)
+    for call, w in zip(tape.calls, (3, 15), strict=True):
+        kept = call[rg.facts.Inputs()]
+        found = rg.attention_weights(kept.q, kept.k, score=kept.score, mask=kept.mask)
+        torch.testing.assert_close(found, rg.attention_weights(kept.q, kept.k, mask=rg.Window(w - 1, w - 1)))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import regard.core.html as html
 from regard.call.hooks import AttentionCall
+from regard.core.functions import with_bound
 from regard.core.positions import Positions, head, tail
 from regard.core.shapes import count_of
 from regard.inspect.facts.algebra import Fact
@@ -127,7 +128,9 @@ class Tape:
 
     def add(self, name: str, layer: str, call: AttentionCall, kind: Kind) -> None:
         """Looks at a call and keeps what is seen."""
-        call = replace(call, mask=self._shared(call.mask), positions=_standing(call))
+        # functions as they are now: the model may assign the variables that they read before somebody asks
+        score, mask = with_bound(call.score), self._shared(with_bound(call.mask))
+        call = replace(call, score=score, mask=mask, positions=_standing(call))
         number = self._count[name]
         self._count[name] += 1
         asked = tuple(fact for fact in self.facts if not isinstance(fact, CallFact))
