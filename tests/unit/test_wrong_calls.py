@@ -175,6 +175,9 @@ rg.nn.Rotary(dim=8)  # Rotary has no argument 'dim'; write width=, the features 
 rg.nn.Rotary(8, rope_theta=1e6)  # Rotary has no argument 'rope_theta'; write base=theta.
 rg.nn.AttentionPooling(12, 8, num_heads=2)  # AttentionPooling has no argument 'num_heads'; write heads=num_heads.
 rg.Prefix(prefix_length=3)  # Prefix has no argument 'prefix_length'; write Prefix(n).
+rg.PowerDistance(slope=1.0)  # PowerDistance has no argument 'slope'; write weight=.
+rg.PowerDistance(1.0)  # PowerDistance needs power; it has weight, power.
+rg.LogDistance(r2=1.0)  # LogDistance has no argument 'r2'; write rate=.
 rg.Retained(evicted=offsets)  # Retained has no argument 'evicted'; write until=positions.
 rg.Dilated(dilation=2)  # Dilated has no argument 'dilation'; write Dilated(step).
 rg.Custom(3)  # Custom.fn is an int; expected a function of q and k, which gives their scores.

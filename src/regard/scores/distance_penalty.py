@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.core.region import Frame, Region
+from regard.core.wrong_calls import answers_wrong_calls
 from regard.scores.algebra import Modifier, Score, number, shape_error_by_head
 
 
@@ -51,6 +52,13 @@ class DistancePenalty(Modifier):
         return s - weight * self.grow((at.i - at.j).abs().to(s.dtype), second)
 
 
+@answers_wrong_calls(
+    {
+        **dict.fromkeys(("slope", "slopes", "scale", "r1", "a"), "write weight="),
+        **dict.fromkeys(("rates", "r2", "b"), "write rate="),
+    },
+    "LogDistance(weight, rate) subtracts weight · ln(1 + rate · |i - j|), numbers or a tensor of one for each head.",
+)
 @dataclass(frozen=True)
 class LogDistance(DistancePenalty):
     """s_ij -> s_ij - weight_h · ln(1 + rate_h · |i - j|): a penalty that grows with the logarithm of the distance.

@@ -10,10 +10,18 @@ import torch
 from torch import Tensor
 
 from regard.core.region import Frame
+from regard.core.wrong_calls import answers_wrong_calls
 from regard.scores.algebra import Score
 from regard.scores.distance_penalty import DistancePenalty
 
 
+@answers_wrong_calls(
+    {
+        **dict.fromkeys(("slope", "slopes", "scale", "r1", "a"), "write weight="),
+        **dict.fromkeys(("exponent", "p", "r2"), "write power="),
+    },
+    "PowerDistance(weight, power) subtracts weight · |i - j|^power, numbers or a tensor of one for each head.",
+)
 @dataclass(frozen=True)
 class PowerDistance(DistancePenalty):
     """s_ij -> s_ij - weight_h · |i - j|^power_h: a penalty that grows with a power of the distance; 0 where i = j.
