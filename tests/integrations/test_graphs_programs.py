@@ -17,7 +17,11 @@ from needed import needs_kernels
 from regard.core.region import Region
 from regard.runtime import plan_cache
 
-pytestmark = [pytest.mark.full, needs_kernels]  # torch's compiler takes seconds for each graph
+pytestmark = [
+    pytest.mark.full,  # torch's compiler takes seconds for each graph
+    needs_kernels,
+    pytest.mark.skipif(torch.__version__ < "2.13", reason="torch.compile follows no copy of a score before torch 2.13"),
+]
 
 LENGTHS = (37, 150)
 RATE = 0.25

@@ -33,6 +33,8 @@ from regard.scores.algebra import Modifier
 
 _NUMBERS = (bool, int, float, str, type(None))
 _CHANGES = "a number that it reads may change from call to call"
+# Whether functions that a graph makes, and that read no variables around them, are constants to torch.compile.
+_CONSTANTS = torch.__version__ >= "2.13"
 _NO = "no: "  # what begins the reason why there is no text
 
 
@@ -97,7 +99,7 @@ def _described(item: Any, sizes: tuple[int, int], unknown: list[str]) -> Any:
         return "tuple", None, tuple([_described(part, sizes, unknown) for part in item])  # pyright: ignore
     if isinstance(item, FunctionType):
         if _is_made_in_graph(item):
-            unknown.append("its function is made where the graph is, and reads variables around it")
+            unknown.append("its function is made where the graph is")
         return "constant", None, item
     if isinstance(item, torch.dtype):
         return "constant", None, item
@@ -111,9 +113,10 @@ def _described(item: Any, sizes: tuple[int, int], unknown: list[str]) -> Any:
 
 
 def _is_made_in_graph(function: FunctionType) -> bool:
-    """Whether torch.compile makes a function while it makes a graph: its variables need not be constants."""
+    """Whether torch.compile makes a function while it makes a graph, and it is no constant there."""
     if not function.__code__.co_freevars:
-        return False
+        name = getattr(function.__code__, "co_qualname", "<locals>")  # Python 3.10 has none
+        return not _CONSTANTS and "<locals>" in name
     try:
         return function.__closure__ is None
     except AttributeError:
