@@ -121,3 +121,25 @@ def test_what_a_graph_holds_of_a_mask(mask: rg.Mask, operands: set[str]) -> None
     q, k, v = torch.randn(2, 4, 11, 8), torch.randn(2, 2, 11, 8), torch.randn(2, 2, 11, 8)
     torch.testing.assert_close(run(q, k, v), rg.attention(q, k, v, mask=mask, backend=rg.Reference()))
     assert [each & of_masks for each in found] == [operands]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "mask",
+    [
+        rg.Retained(torch.full((2, 13), 20)),
+        rg.Retained(torch.full((2, 4, 13), 20)),
+        rg.Documents(torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, 13, dtype=torch.int64)),
+        rg.Lengths(keys=torch.tensor([3, 9])),
+        rg.Dense(torch.rand(2, 1, 1, 13) < 0.5) | rg.Dilated(2),
+    ],
+    ids=repr,
+)
+def test_a_batch_that_may_change_beside_a_mask_of_one(mask: rg.Mask) -> None:
+    q, k = torch.randn(2, 4, 1, 8), torch.randn(2, 4, 13, 8)
+    for t in (q, k):
+        torch._dynamo.maybe_mark_dynamic(t, 0)
+    run = torch.compile(
+        lambda q, k: rg.attention(q, k, k, mask=mask, positions=rg.tail(1, 13)), backend="eager", fullgraph=True
+    )
+    torch.testing.assert_close(run(q, k), rg.attention(q, k, k, mask=mask, positions=rg.tail(1, 13)))

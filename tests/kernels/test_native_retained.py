@@ -252,3 +252,32 @@ def test_explain_says_how_it_is_read() -> None:
     x = torch.randn(1, 2, 40, 8)
     told = dict(rg.explain(x, x, x, mask=rg.Causal() & rg.Retained(torch.arange(40) + 9), backend=rg.Native()).facts)
     assert told["mask as"] == "a number for each key, compared with positions and an interval of keys for each query"
+
+
+CHANGING = {  # positions of calls of the same lengths
+    "a step further": [rg.Positions(torch.tensor([n]), torch.arange(16)) for n in (0, 3, 4, 9, 15)],
+    "other ends": [rg.tail(1, 16), rg.head(1, 16), rg.tail(1, 16)],
+    "other lengths of sequences": [rg.tail(1, [16, 5]), rg.tail(1, [16, 9]), rg.tail(1, [3, 16])],
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize(
+    "beside", [rg.Causal(), rg.Window(3, 0), rg.Causal() & rg.Lengths(keys=torch.tensor([16, 11]))]
+)
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_plan_reads_the_positions_of_each_call(name: str, beside: rg.Mask, learned: bool) -> None:
+    mask = beside & rg.Retained(torch.arange(16) * 5 % 13 + 3)
+    for positions in CHANGING[name]:
+        q, k, v = torch.randn(2, 4, 1, 8), torch.randn(2, 2, 16, 8), torch.randn(2, 2, 16, 8)
+        q.requires_grad_(learned)
+        double = [t.detach().double().requires_grad_(learned) for t in (q, k, v)]
+        right = rg.attention(*double, mask=mask, positions=positions, backend=rg.Reference())
+        out = rg.attention(q, k, v, mask=mask, positions=positions)
+        torch.testing.assert_close(out.double(), right, rtol=1e-4, atol=1e-5)
+        if learned:
+            (g,), (expected, *_) = (
+                torch.autograd.grad(x.square().sum(), q_) for x, q_ in ((out, q), (right, double[:1]))
+            )
+            torch.testing.assert_close(g.double(), expected, rtol=1e-4, atol=1e-5)

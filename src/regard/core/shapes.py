@@ -39,7 +39,16 @@ def broadcasts(shape: Sequence[int], full: Sequence[int]) -> bool:
     (True, False)
     """
     lead = len(full) - len(shape)  # torch 2.8's compiler traces no zip of unequal lengths
-    return lead >= 0 and all(a in (1, b) for a, b in zip(shape, full[lead:], strict=True))
+    return lead >= 0 and all(a == 1 or a == b for a, b in zip(shape, full[lead:], strict=True))
+
+
+def equal_shapes(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether two shapes are the same; in a graph, where sizes may be symbols, torch.compile guards each of them.
+
+    >>> equal_shapes((2, 3), torch.Size((2, 3))), equal_shapes((3,), (2, 3))
+    (True, False)
+    """
+    return len(a) == len(b) and all(m == n for m, n in zip(a, b, strict=True))
 
 
 def count_of(n: int, noun: str, form: str = "") -> str:

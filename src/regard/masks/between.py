@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from regard.core.region import Frame, Region, Tiling
-from regard.core.shapes import listed
+from regard.core.shapes import equal_shapes, listed
 from regard.masks.algebra import Interval, Mask, cover_of
 
 
@@ -40,7 +40,9 @@ class Between(Mask):
 
     def shape_error(self, frame: Frame) -> str | None:
         for name, t in (("start", self.start), ("stop", self.stop)):
-            if t.shape[-1] != frame.nq or t.shape[:-1] not in ((), (1,), frame.batch):
+            lead = t.shape[:-1]
+            shared = not len(lead) or equal_shapes(lead, (1,))
+            if t.shape[-1] != frame.nq or not (shared or equal_shapes(lead, frame.batch)):
                 return f"Between.{name} has shape {listed(t.shape)}; expected ({frame.nq},) or (*batch, {frame.nq})."
         return None
 

@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 
 from regard.core.arrays import integers, numbers
 from regard.core.region import Frame, Region, Tiling
-from regard.core.shapes import listed
+from regard.core.shapes import equal_shapes, listed
 from regard.core.tracing import data_unavailable
 from regard.core.value import names
 from regard.core.wrong_calls import answers_wrong_calls
@@ -278,7 +278,8 @@ class Documents(Mask):
 
     def shape_error(self, frame: Frame) -> str | None:
         for name, ids, n in (("q_ids", self.q_ids, frame.nq), ("k_ids", self.keys, frame.nk)):
-            if ids.shape[-1:] != (n,) or ids.shape[:-1] not in ((), frame.batch):
+            lead = ids.shape[:-1]
+            if ids.shape[-1:] != (n,) or (len(lead) and not equal_shapes(lead, frame.batch)):
                 fits = f"({n},)" + (f" or {listed((*frame.batch, n))}" if frame.batch else "")
                 hint = (
                     ", and k_ids, which defaults to q_ids, must be given"

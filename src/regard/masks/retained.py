@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.core.arrays import integers
 from regard.core.region import Frame, Region, Tiling
-from regard.core.shapes import listed, repeat_heads
+from regard.core.shapes import equal_shapes, listed, repeat_heads
 from regard.core.wrong_calls import answers_wrong_calls
 from regard.masks.algebra import Mask, cover_of
 from regard.masks.picture import Extent
@@ -79,9 +79,9 @@ class Retained(Mask):
 
     def shape_error(self, frame: Frame) -> str | None:
         shape, lead = tuple(self.until.shape), self.until.shape[:-1]
-        groups = lead[-1] if frame.headed and lead[:-1] == frame.batch and len(lead) else None
+        groups = lead[-1] if frame.headed and len(lead) and equal_shapes(lead[:-1], frame.batch) else None
         divide = groups is not None and (groups == frame.heads or (groups > 0 and frame.heads % groups == 0))
-        if shape[-1:] == (frame.nk,) and (lead in ((), frame.batch) or divide):
+        if shape[-1:] == (frame.nk,) and (not len(lead) or equal_shapes(lead, frame.batch) or divide):
             return None
         fits = [f"({frame.nk},)"]
         if frame.batch:

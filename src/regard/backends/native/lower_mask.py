@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.backends.native.call_operands import DOCUMENTS, HELD, INTERVALS
+from regard.backends.native.call_operands import DOCUMENTS, INTERVALS
+from regard.backends.native.held_masks import held_operand
 from regard.backends.native.mask_program import MaskProgram, hidden_tiles, mask_program
 from regard.backends.native.mask_text import MOST, has_function, why_not_text, with_recorded, write_mask
 from regard.backends.native.modifiers.table import programmed
 from regard.backends.native.operands import ONE, KernelOperand, full
-from regard.call.of_part import PartMask
 from regard.call.problem import Problem
 from regard.core.region import Frame
 from regard.core.shapes import FARTHEST, blocks
@@ -164,25 +164,13 @@ def _without_pairs(mask: Mask, frame: Frame) -> dict[str, Any] | None:
     found: dict[str, Any] = {}
     others: list[Mask] = []
     for part in joined(mask):
-        name, t = _held(part, frame)
+        name, t = held_operand(part, frame)
         if t is None or name in found:
             others.append(part)
         else:
             found[name] = t
     intervals = lower_intervals(reduce(and_, others), frame) if others else {}
     return None if intervals is None else {**found, **intervals}
-
-
-def _held(mask: Mask, frame: Frame) -> tuple[str, Tensor | None]:
-    """The operand that holds a mask, by name, and its tensor, with an axis of heads at least; None: none does."""
-    if type(mask) is PartMask:
-        whole = mask.part.frame(frame)
-        name, t = _held(mask.whole, whole)
-        return name, None if t is None else mask.part.of_pairs(t, whole)
-    for name, held in HELD.items():
-        if type(mask) is held.kind:
-            return name, full(held.tensor(mask, frame))
-    return "", None
 
 
 def lower_intervals(mask: Mask, frame: Frame) -> dict[str, Any] | None:

@@ -25,6 +25,7 @@ from regard.backends.native.call_template import CallTemplate, members_of_entry
 from regard.backends.native.direct import direct
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.ffi import failure, parallel
+from regard.backends.native.held_masks import beside_held
 from regard.backends.native.launch import (
     THREAD_WORK,
     VISIBLE,
@@ -89,7 +90,8 @@ class LoweredAnew:
 
     @staticmethod
     def of(family: KernelFamily, args: KernelArgs, example: Example) -> LoweredAnew:
-        mask, rule = example.problem.mask, example.problem.mask.rule() is not None
+        mask = example.problem.mask
+        rule = beside_held(mask).rule() is not None
         # intervals that have no rule follow from the numbers in positions, where there are any
         by_positions = not rule and "start" in args.operands and example.positions is not None
         return LoweredAnew(
@@ -155,7 +157,7 @@ class ForwardPlan:
     def _constants(self, example: Example, pair_work: int, queries: int, training: bool) -> PlanArguments:
         """What bind() fills in a call's struct from."""
         problem, (*lead, _, dv) = example.problem, example.out.shape
-        rule = problem.mask.rule()
+        rule = beside_held(problem.mask).rule()
         before, after = (0, 0) if rule is None else distances(rule)
         return PlanArguments(
             call=ctypes.addressof(self.template.struct),
@@ -241,7 +243,8 @@ class ForwardPlan:
 
     def _look(self, struct: Struct, call: PlanInputs) -> bool:
         """Fills in what depends on the numbers in positions and in the mask; whether they are right."""
-        nq, nk, rule = call.nq, call.nk, call.mask.rule()
+        nq, nk, rest = call.nq, call.nk, beside_held(call.mask)
+        rule = rest.rule()
         span = Span((0, nq), (0, nk), None) if call.positions is None else call.positions.span
         if rule is not None and span is not None and not span.by_sequence() and call.seed is None:
             # the kernel finds out whether the numbers are right
@@ -254,7 +257,7 @@ class ForwardPlan:
         if call.mask.shape_error(frame) is not None:
             return False
         if self.anew.intervals or self.anew.rule:
-            intervals = lower_intervals(call.mask, frame)
+            intervals = lower_intervals(rest, frame)
             if intervals is None:
                 return False
             set_visible(struct, intervals)
