@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch._dynamo
@@ -302,3 +303,61 @@ def test_a_variable_that_the_graph_assigns_before_the_call(dynamic: bool) -> Non
     compiled = torch.compile(call, backend="eager", dynamic=dynamic)
     for reach in (3, 7, 9):
         torch.testing.assert_close(compiled(reach), call(reach))
+
+
+LIMITS = numpy.array([3])
+SHAPED = torch.zeros(3)
+
+
+def _below_an_array(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return (i - j).abs() < int(LIMITS[0])
+
+
+def _below_a_size(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return (i - j).abs() < SHAPED.shape[0]
+
+
+@pytest.mark.parametrize("fn", [_below_an_array, _below_a_size])
+def test_what_torch_does_not_guard_is_not_recorded(fn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (torch.randn(1, 2, 40, 16) for _ in range(3))
+    compiled = torch.compile(lambda q: rg.attention(q, k, v, mask=rg.Where(fn)), backend="eager")
+    for n in (3, 7, 9, 4):
+        monkeypatch.setitem(globals(), "LIMITS", numpy.array([n]))
+        monkeypatch.setitem(globals(), "SHAPED", torch.zeros(n))
+        torch.testing.assert_close(compiled(q), rg.attention(q, k, v, mask=rg.Window(n - 1, n - 1)))
+
+
+def test_functions_with_defaults_that_a_graph_makes() -> None:
+    q, k, v = (torch.randn(1, 2, 40, 16) for _ in range(3))
+
+    def call(q: Tensor, n: int) -> Tensor:
+        return rg.attention(q, k, v, mask=rg.Where(lambda b, h, i, j, n=n: (i - j).abs() < n))
+
+    compiled = torch.compile(call, backend="eager")
+    for n in (3, 7, 9):
+        torch.testing.assert_close(compiled(q, n), call(q, n))
+
+
+class Buffered(torch.nn.Module):
+    """A score whose function reads a buffer of the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("t", torch.rand(40))
+
+    def forward(self, q: Tensor) -> Tensor:
+        return rg.attention(q, q, q, score=rg.Dot() >> Read(lambda s, at: s * self.t[at.col]))
+
+
+@dataclass(frozen=True)
+class Read(rg.Modifier):
+    fn: Callable[[Tensor, Region], Tensor]
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return self.fn(s, at)
+
+
+def test_export_of_a_function_that_reads_a_buffer() -> None:
+    model, q = Buffered(), torch.randn(1, 2, 40, 16)
+    exported = torch.export.export(model, (q,), strict=False).module()
+    torch.testing.assert_close(exported(q), model(q))

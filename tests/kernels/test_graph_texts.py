@@ -80,10 +80,22 @@ def test_masks_that_are_read_see_what_was_written(name: str) -> None:
         assert back.visible(at).equal(mask.visible(at))
 
 
+def reduced(s: Tensor, at: Region, t: Tensor) -> Tensor:
+    return s - t.detach() * 2
+
+
+def with_keys(s: Tensor, at: Region) -> Tensor:
+    return s + at.j
+
+
+def with_outside(s: Tensor, at: Region) -> Tensor:
+    return s + OUTSIDE[at.col]
+
+
 def test_an_example() -> None:
     read = record_modifiers((Own(lambda s, at, t: s * t),), AT)
     assert isinstance(read, str)
-    read = record_modifiers((Own(lambda s, at, t: s - t.detach() * 2, (NUMBERS[:1],)),), AT)
+    read = record_modifiers((Own(reduced, (NUMBERS[:1],)),), AT)
     assert isinstance(read, RecordedModifier)
     assert json.loads(read.text) == [
         ["score", [], {}, True],
@@ -139,10 +151,8 @@ def test_explain_says_what_graphs_hold() -> None:
     def said(score: rg.Score, mask: rg.Mask) -> str:
         return dict(rg.explain(x, x, x, score=score, mask=mask).facts)["in graphs"]
 
-    assert said(rg.Dot() >> Own(lambda s, at: s + at.j), MASKS["a function"]) == (
+    assert said(rg.Dot() >> Own(with_keys), MASKS["a function"]) == (
         "the modifiers are a program, which is made where the graph runs; the mask is a function that was recorded, "
         "which is lowered where the graph runs"
     )
-    assert "tile by tile in PyTorch: it reads a tensor" in said(
-        rg.Dot() >> Own(lambda s, at: s + OUTSIDE[at.col]), rg.Causal()
-    )
+    assert "tile by tile in PyTorch: it reads a tensor" in said(rg.Dot() >> Own(with_outside), rg.Causal())

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import regard as rg
 from regard.core import functions
@@ -160,3 +161,67 @@ def test_a_recording_keeps_functions_as_they_were() -> None:
         kept = call[rg.facts.Inputs()]
         found = rg.attention_weights(kept.q, kept.k, score=kept.score, mask=kept.mask)
         torch.testing.assert_close(found, rg.attention_weights(kept.q, kept.k, mask=rg.Window(w - 1, w - 1)))
+
+
+def test_a_second_derivative_reads_what_the_forward_read() -> None:
+    q, k, v = tensors()
+    found: list[Tensor] = []
+    for n in (2.0, 2.0):  # the second call has a plan
+        leaf = q.clone().requires_grad_()
+        out = rg.attention(leaf, k, v, score=rg.ScaledDot() >> Applied(lambda s: s * n))  # noqa: B023
+        n = 7.0
+        (first,) = torch.autograd.grad(out.square().sum(), leaf, create_graph=True)
+        found += [first.detach(), torch.autograd.grad(first.square().sum(), leaf)[0]]
+    leaf = q.clone().requires_grad_()
+    out = rg.attention(leaf, k, v, score=rg.ScaledDot(2.0 / 8**0.5))
+    (first,) = torch.autograd.grad(out.square().sum(), leaf, create_graph=True)
+    expected = [first.detach(), torch.autograd.grad(first.square().sum(), leaf)[0]]
+    torch.testing.assert_close(found, expected * 2, rtol=1e-3, atol=1e-4)
+
+
+@dataclass(frozen=True)
+class Same(rg.Modifier):
+    """Adds 1 where queries and keys have the same number."""
+
+    ids: Tensor
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s + (at.queries(self.ids) == at.keys(self.ids)).to(s.dtype)
+
+
+@pytest.mark.parametrize("backend", [rg.Tiled(), None])
+def test_whole_numbers_of_a_modifier_stay_whole_in_a_backward(backend: rg.Backend | None) -> None:
+    q, k, v = tensors()
+    ids = torch.arange(20) // 2 + (torch.arange(20) % 2) + (1 << 40)  # neighbours differ by one
+    leaf, exact = q.clone().requires_grad_(), q.clone().double().requires_grad_()
+    score = rg.ScaledDot() >> Same(ids)
+    out = rg.attention(leaf, k, v, score=score, backend=backend)
+    bias = (ids[:, None] == ids).double() + 1.0  # of 1 for all nothing changes
+    right = rg.attention(exact, k.double(), v.double(), score=rg.ScaledDot() >> rg.Bias(bias))
+    found, expected = (torch.autograd.grad(x.square().sum(), t)[0] for x, t in ((out, leaf), (right, exact)))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@dataclass(frozen=True)
+class Gained(rg.Modifier):
+    """A function of a score, times a number for each head."""
+
+    gain: Tensor
+    fn: Callable[[Tensor], Tensor]
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return self.fn(s) * at.heads(self.gain)
+
+
+def test_a_checkpoint_of_a_first_call_with_functions() -> None:
+    (q, k, v), ones = tensors(), torch.ones(2)
+    leaf = q.clone().requires_grad_()
+
+    def call(x: Tensor) -> Tensor:
+        score = rg.ScaledDot() >> Gained(ones, lambda s: s * 1.5 + 0.25)
+        return rg.attention(x, k, v, score=score, mask=rg.Where(lambda b, h, i, j: (i - 2 * j).abs() < 31))
+
+    out = checkpoint(call, leaf, use_reentrant=False)
+    (found,) = torch.autograd.grad(out.square().sum(), leaf)
+    (expected,) = torch.autograd.grad(call(leaf).square().sum(), leaf)
+    torch.testing.assert_close(found, expected)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -138,3 +140,17 @@ GUARDS: tuple[Callable[[], object], ...] = (
     torch._C._len_torch_function_stack,  # pyright: ignore[reportPrivateUsage]
     torch._C._is_any_autocast_enabled,  # pyright: ignore[reportPrivateUsage]
 )
+
+
+def unseen_by_hooks() -> AbstractContextManager[Any]:
+    """Hides what autograd saves from the caller's hooks, for operations that are part of no call's result.
+
+    A checkpoint counts what its function saves, and refuses another number when it runs the function again.
+    """
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # pyright: ignore
+        return nullcontext()
+    return saved_tensors_hooks(_as_it_is, _as_it_is)
+
+
+def _as_it_is(t: Any) -> Any:
+    return t

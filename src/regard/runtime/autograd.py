@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from regard.backends.base import Backend, ForwardResult
 from regard.backends.streaming.backward import Cotangents
@@ -152,20 +150,6 @@ def _readable(cotangent: Tensor) -> Tensor:
 
 # Function.apply without its look for torch.func's transforms, for who has looked already.
 apply_untransformed: Callable[..., Any] = super(torch.autograd.Function, Attention).apply  # pyright: ignore
-
-
-def unseen_by_hooks() -> AbstractContextManager[Any]:
-    """Hides what autograd saves from the caller's hooks, for operations that are part of no call's result.
-
-    A checkpoint counts what its function saves, and refuses another number when it runs the function again.
-    """
-    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # pyright: ignore
-        return nullcontext()
-    return saved_tensors_hooks(_as_it_is, _as_it_is)
-
-
-def _as_it_is(t: Any) -> Any:
-    return t
 
 
 class _OfProblem:

@@ -19,12 +19,13 @@ from regard.backends.native.direct import direct, shortcut
 from regard.backends.native.ragged import RaggedPlan
 from regard.core.deferred import DeferredRows
 from regard.core.dropout import Dropout
+from regard.core.functions import with_bound
 from regard.core.int8_rows import Int8Rows
 from regard.core.positions import Positions
 from regard.core.state import RowStats
-from regard.core.tracing import watched
+from regard.core.tracing import unseen_by_hooks, watched
 from regard.masks.algebra import Mask
-from regard.runtime.autograd import BackwardInputs, apply_untransformed, differentiable_backward, unseen_by_hooks
+from regard.runtime.autograd import BackwardInputs, apply_untransformed, differentiable_backward
 from regard.runtime.binding import BoundCall
 from regard.runtime.dispatch import choose, readable
 from regard.runtime.outline import AttentionArguments, Structure, structure_of
@@ -105,7 +106,8 @@ def attend(
     # what the backward does not save: q and k from before they were prepared
     before = tuple(t.detach() for t in (q, k)) if known.prepares else (None, None)
     drawn = None if call.seed is None else cast(_Seed, call.seed).dropout
-    arguments = AttentionArguments(before[0], before[1], None, score, mask, positions, sink, drawn)
+    bound = with_bound(score), with_bound(mask)  # a second derivative computes the scores again
+    arguments = AttentionArguments(before[0], before[1], None, *bound, positions, sink, drawn)
     return _record(plan, forward, arguments, backend, (call.q, call.k, call.v, *leaves))
 
 

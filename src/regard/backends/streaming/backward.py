@@ -61,7 +61,9 @@ class ScoreGradients:
         local = problem.score.local(at)
         leaves = [finite_in(t.detach(), problem.accumulate) for t in (q, k, v)]
         # the score must read its tensors as the forward did: wider ones are not rounded first
-        leaves += [t.detach().to(torch.promote_types(t.dtype, problem.accumulate)) for t in local.tensors()]
+        for t in local.tensors():  # whole numbers and booleans stay
+            wide = torch.promote_types(t.dtype, problem.accumulate) if t.is_floating_point() else t.dtype
+            leaves.append(t.detach().to(wide))
         for m in self.differentiated:
             leaves[m].requires_grad_()
         local = local.with_tensors(iter(leaves[3:]))

@@ -24,11 +24,13 @@ from regard.backends.native.programs.recorder import PortableRecorder
 from regard.backends.native.programs.structure import graph_of
 from regard.backends.native.programs.text import RecordedMask, RecordedModifier, write_graph
 from regard.backends.native.programs.trace import trace, trace_mask
+from regard.core.functions import Unknown, function_key
 from regard.core.positions import Positions
 from regard.core.region import Frame
 from regard.core.tracing import constant_in_graphs, loaded, symbolic
-from regard.core.value import Value, fields_of
+from regard.core.value import Value, fields_of, is_regards_own
 from regard.masks.algebra import Mask
+from regard.masks.dense import Where
 from regard.scores.algebra import Modifier
 
 _NUMBERS = (bool, int, float, str, type(None))
@@ -47,8 +49,9 @@ def record_modifiers(stages: Sequence[Modifier], frame: Frame) -> RecordedModifi
     if found.startswith(_NO):
         return found.removeprefix(_NO)
     if torch.compiler.is_dynamo_compiling():
-        at = frame.region(slice(0, 1), slice(0, 1))
-        s = torch.zeros((*frame.batch, frame.heads, 1, 1), dtype=torch.float32, device="cpu")
+        at = frame.region(slice(0, 2), slice(0, 3))  # as many pairs as are recorded
+        few = min(frame.nq, 2), min(frame.nk, 3)
+        s = torch.zeros((*frame.batch, frame.heads, *few), dtype=torch.float32, device="cpu")
         for stage in stages:  # torch.compile guards what it reads on the way; nothing reads the result
             s = cast("Modifier", stage.local(at)).modify(s, at)
         if _numbers_change() or _is_changed():
@@ -62,7 +65,7 @@ def record_mask(mask: Mask, frame: Frame) -> RecordedMask | str:
     if found.startswith(_NO):
         return found.removeprefix(_NO)
     if torch.compiler.is_dynamo_compiling():
-        mask.visible(frame.region(slice(0, 1), slice(0, 1)))  # as above
+        mask.visible(frame.region(slice(0, 2), slice(0, 3)))  # as above
         if _numbers_change() or _is_changed():
             return _CHANGES
     return RecordedMask(found, mask.tensors())
@@ -73,7 +76,7 @@ def _recorded(kind: str, items: tuple[Value, ...], frame: Frame) -> str:
     sizes = frame.nq, frame.nk
     unknown: list[str] = []
     described = tuple([_described(item, sizes, unknown) for item in items])
-    if not frame.headed and any(t.dim() > 2 for item in items for t in item.tensors()):
+    if not frame.headed and any(t.dim() > 1 for item in items for t in item.tensors()):
         unknown.append("it holds tensors without the axis of heads that a node of a graph has")
     if unknown:
         return _NO + unknown[0]
@@ -89,16 +92,21 @@ def _recorded(kind: str, items: tuple[Value, ...], frame: Frame) -> str:
     return _text_of(kind, described, around)
 
 
-def _described(item: Any, sizes: tuple[int, int], unknown: list[str]) -> Any:
-    """What a value consists of, as constants; what is none is added to `unknown`, as a clause."""
+def _described(item: Any, sizes: tuple[int, int], unknown: list[str], arguments: int | None = None) -> Any:
+    """What a value consists of, as constants; what is none is added to `unknown`, as a clause.
+
+    arguments: how many a function is called with, where that is known
+    """
     if isinstance(item, Tensor):
         return "tensor", item.dtype, tuple([_size(n, sizes) for n in item.shape])
     if isinstance(item, Value):
-        return "value", type(item), tuple([_described(getattr(item, f), sizes, unknown) for f in fields_of(item)])
+        own = 4 if type(item) is Where else None  # b, h, i, j
+        fields = [_described(getattr(item, name), sizes, unknown, own) for name in fields_of(item)]
+        return "value", type(item), tuple(fields)
     if isinstance(item, tuple):
         return "tuple", None, tuple([_described(part, sizes, unknown) for part in item])  # pyright: ignore
     if isinstance(item, FunctionType):
-        if _is_made_in_graph(item):
+        if _is_made_in_graph(item, arguments):
             unknown.append("its function is made where the graph is")
         return "constant", None, item
     if isinstance(item, torch.dtype):
@@ -112,11 +120,16 @@ def _described(item: Any, sizes: tuple[int, int], unknown: list[str]) -> Any:
     return "constant", None, item
 
 
-def _is_made_in_graph(function: FunctionType) -> bool:
-    """Whether torch.compile makes a function while it makes a graph, and it is no constant there."""
-    if not function.__code__.co_freevars:
-        name = getattr(function.__code__, "co_qualname", "<locals>")  # Python 3.10 has none
-        return not _CONSTANTS and "<locals>" in name
+def _is_made_in_graph(function: FunctionType, arguments: int | None) -> bool:
+    """Whether torch.compile may have made a function while it makes a graph, and it is no constant there.
+
+    It is none if it reads variables around it, or has defaults, which nothing here can ask for: more parameters than
+    arguments.
+    """
+    code = function.__code__
+    if not code.co_freevars:
+        local = "<locals>" in getattr(code, "co_qualname", "<locals>")  # Python 3.10 has none
+        return local and (not _CONSTANTS or code.co_argcount + code.co_kwonlyargcount != arguments)
     try:
         return function.__closure__ is None
     except AttributeError:
@@ -177,6 +190,38 @@ def _text_of(kind: str, described: tuple[Any, ...], around: tuple[Any, ...]) -> 
     return first if first == second else _NO + _CHANGES
 
 
+def _check_known(item: Any) -> None:
+    """Raises Unknown where functions of a value read more than numbers and functions: torch guards not all of it."""
+    if isinstance(item, FunctionType):
+        function_key(item)
+    elif isinstance(item, tuple):
+        for part in item:  # pyright: ignore[reportUnknownVariableType]
+            _check_known(part)
+    elif isinstance(item, Value):
+        for base in type(item).__mro__:
+            if base is not object and not is_regards_own(base):
+                for name, member in vars(base).items():
+                    if not name.startswith(("__", "_abc_")):
+                        _check_member(member)
+        for name in fields_of(item):
+            _check_known(getattr(item, name))
+
+
+def _check_member(member: Any) -> None:
+    """The same of what stands in a class."""
+    if isinstance(member, (classmethod, staticmethod)):
+        member = member.__func__
+    elif isinstance(member, property):
+        member = member.fget
+    if isinstance(member, FunctionType):
+        function_key(member)
+    elif isinstance(member, tuple):
+        for part in member:  # pyright: ignore[reportUnknownVariableType]
+            _check_member(part)
+    elif not isinstance(member, _NUMBERS):
+        raise Unknown
+
+
 _EXAMPLES = (
     {"queries": 37, "keys": 41, "others": 43},
     {"queries": 53, "keys": 59, "others": 61},
@@ -214,8 +259,13 @@ def _example_text(kind: str, described: tuple[Any, ...], around: tuple[Any, ...]
     frame = Frame(tuple(map(size, batch)), size(heads), size(nq), size(nk), Positions(*positions), headed)
     items = [made(part) for part in described]
     if kind == "mask":
-        return write_graph(trace_mask(items[0], frame, PortableRecorder))
-    text = write_graph(trace(items, frame, torch.float32, PortableRecorder))
-    held = [t for stage in items for t in stage.tensors()]
-    lower(graph_of((RecordedModifier(text, tuple(held)),), frame), frame, held, (False,) * len(held))
+        text = write_graph(trace_mask(items[0], frame, PortableRecorder))
+    else:
+        text = write_graph(trace(items, frame, torch.float32, PortableRecorder))
+        held = [t for stage in items for t in stage.tensors()]
+        lower(graph_of((RecordedModifier(text, tuple(held)),), frame), frame, held, (False,) * len(held))
+    try:
+        _check_known(tuple(items))
+    except Unknown:
+        raise NotTraced("it reads what may change without that torch.compile notices") from None
     return text

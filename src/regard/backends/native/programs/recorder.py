@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.backends.native.programs.compositions import COMPOSED
 from regard.backends.native.programs.graph import Node, NotTraced, flat, mapped
+from regard.core.tracing import unseen_by_hooks
 from regard.core.value import number_key
 from regard.scores.algebra import Modifier
 
@@ -43,7 +44,7 @@ class Recorder(TorchDispatchMode):
         """Records what runs inside. Raises NotTraced for any error that comes of it."""
         try:
             # nothing requires a gradient; but where a function forbids them is recorded
-            with torch.enable_grad(), _NoNumbers(), self:
+            with torch.enable_grad(), unseen_by_hooks(), _NoNumbers(), self:
                 yield
         except NotTraced:
             raise
@@ -100,6 +101,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "prim":  # of a tensor's device: asked where C++ allows no error
+            return func(*args, **kwargs)
         if not self.quiet and self._composed(func, args, kwargs):
             with self:
                 return self.composed[func._schema.name.partition("::")[2]](*args, **kwargs)

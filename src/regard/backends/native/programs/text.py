@@ -58,7 +58,7 @@ def _check_sizes(node: Node) -> None:
     """Raises NotTraced where a shape is written down that is that of the few pairs for which the graph was recorded."""
     known = {argument.name for argument in node.op._schema.arguments}
     of_region = node.aligned or not any(isinstance(x, Node) for x in flat(node.arguments))
-    if of_region and known & _SIZES and not str(node.op).startswith("aten.expand"):
+    if of_region and known & _SIZES:
         raise NotTraced(f"{node.op} is given a shape")
 
 
