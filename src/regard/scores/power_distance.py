@@ -54,4 +54,4 @@ class PowerDistance(DistancePenalty):
     @classmethod
     def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
         power = torch.linspace(0.5, 1.5, frame.heads, dtype=torch.float64, device=frame.device)
-        return cls(0.5 / power, power), cls(0.3, 0.7)
+        return cls(0.05 / power, power), cls(0.02, 0.7)
