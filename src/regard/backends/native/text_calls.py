@@ -32,6 +32,7 @@ from regard.core.dropout import BITS, Dropout
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
 from regard.core.region import Frame
+from regard.core.state import RowStats
 from regard.scores.algebra import Pipeline
 from regard.scores.similarity import ScaledDot
 
@@ -76,9 +77,7 @@ def gradients_of_text(args: KernelArgs, saved: KernelResults, cotangents: Pair, 
             known = lower(problem, lower_mask(problem, library().tile), bool(args.number("invariant")))
             found = backward(problem, known, saved, cotangents, needs)
         else:
-            with torch.no_grad():
-                out, stats = stream(problem, Size(), quick=True)
-            found = backward_by_tiles(problem, out, stats, cotangents, needs, Size())
+            found = backward_by_tiles(problem, *_streamed(problem), cotangents, needs, Size())
     named = {name: g for name, g in zip(names, found, strict=True) if g is not None and name in LEARNED}
     return {name: g[..., None, None] if name == "sink" else g for name, g in named.items()}
 
@@ -91,11 +90,15 @@ def _autograd() -> AbstractContextManager[Any]:
 
 def _by_tiles(problem: Problem) -> KernelResults:
     """The same by tiles in PyTorch, of a program that the kernels cannot run on these tensors or lengths."""
+    out, stats = _streamed(problem)
+    m = (stats.m / math.log(2)).clamp(-MOST_FLOAT, MOST_FLOAT).masked_fill(stats.empty, 0)
+    inverse = (1 / stats.l).masked_fill(stats.empty, 0)
+    return out, stats.lse, torch.stack([m, inverse], -1)
+
+
+def _streamed(problem: Problem) -> tuple[Tensor, RowStats]:
     with torch.no_grad():
-        out, stats = stream(problem, Size(), quick=True)
-        m = (stats.m / math.log(2)).clamp(-MOST_FLOAT, MOST_FLOAT).masked_fill(stats.empty, 0)
-        inverse = (1 / stats.l).masked_fill(stats.empty, 0)
-        return out, stats.lse, torch.stack([m, inverse], -1)
+        return stream(problem, Size(), quick=True)
 
 
 def _problem(args: KernelArgs) -> Problem:

@@ -21,14 +21,14 @@ from regard.backends.native.programs.graph import NotTraced
 from regard.backends.native.programs.lower import lower
 from regard.backends.native.programs.operations import PROGRAM_OPERANDS
 from regard.backends.native.programs.recorder import PortableRecorder
-from regard.backends.native.programs.structure import graph_of
+from regard.backends.native.programs.structure import graph_of, key_of
 from regard.backends.native.programs.text import RecordedMask, RecordedModifier, write_graph
 from regard.backends.native.programs.trace import trace, trace_mask
-from regard.core.functions import Unknown, function_key
+from regard.core.functions import Unknown
 from regard.core.positions import Positions
 from regard.core.region import Frame
 from regard.core.tracing import constant_in_graphs, loaded, symbolic
-from regard.core.value import Value, fields_of, is_regards_own
+from regard.core.value import Value, fields_of
 from regard.masks.algebra import Mask
 from regard.masks.dense import Where
 from regard.scores.algebra import Modifier
@@ -190,38 +190,6 @@ def _text_of(kind: str, described: tuple[Any, ...], around: tuple[Any, ...]) -> 
     return first if first == second else _NO + _CHANGES
 
 
-def _check_known(item: Any) -> None:
-    """Raises Unknown where functions of a value read more than numbers and functions: torch guards not all of it."""
-    if isinstance(item, FunctionType):
-        function_key(item)
-    elif isinstance(item, tuple):
-        for part in item:  # pyright: ignore[reportUnknownVariableType]
-            _check_known(part)
-    elif isinstance(item, Value):
-        for base in type(item).__mro__:
-            if base is not object and not is_regards_own(base):
-                for name, member in vars(base).items():
-                    if not name.startswith(("__", "_abc_")):
-                        _check_member(member)
-        for name in fields_of(item):
-            _check_known(getattr(item, name))
-
-
-def _check_member(member: Any) -> None:
-    """The same of what stands in a class."""
-    if isinstance(member, (classmethod, staticmethod)):
-        member = member.__func__
-    elif isinstance(member, property):
-        member = member.fget
-    if isinstance(member, FunctionType):
-        function_key(member)
-    elif isinstance(member, tuple):
-        for part in member:  # pyright: ignore[reportUnknownVariableType]
-            _check_member(part)
-    elif not isinstance(member, _NUMBERS):
-        raise Unknown
-
-
 _EXAMPLES = (
     {"queries": 37, "keys": 41, "others": 43},
     {"queries": 53, "keys": 59, "others": 61},
@@ -265,7 +233,7 @@ def _example_text(kind: str, described: tuple[Any, ...], around: tuple[Any, ...]
         held = [t for stage in items for t in stage.tensors()]
         lower(graph_of((RecordedModifier(text, tuple(held)),), frame), frame, held, (False,) * len(held))
     try:
-        _check_known(tuple(items))
+        key_of(tuple(items))  # what has a key reads numbers and functions alone: torch guards not all of the rest
     except Unknown:
         raise NotTraced("it reads what may change without that torch.compile notices") from None
     return text

@@ -84,11 +84,13 @@ def key_of(item: Any) -> Any:
         return number_key(item)
     if isinstance(item, FunctionType):
         return function_key(item)
+    if isinstance(item, torch.dtype):
+        return item
     raise Unknown
 
 
 def _read_by(kind: type) -> Any:
-    """The functions of a class, and the numbers outside of it that they read."""
+    """The functions and numbers of a class, and the numbers outside of it that they read. Raises Unknown."""
     found: list[Any] = []
     for base in kind.__mro__:
         if is_regards_own(base) or base is object:
@@ -96,10 +98,7 @@ def _read_by(kind: type) -> Any:
         for name, member in vars(base).items():
             if name.startswith(("__", "_abc_")):
                 continue
-            if isinstance(member, FunctionType):
-                found.append(function_key(member))
-            elif isinstance(member, NUMBERS):
-                found.append(number_key(member))
-            else:
-                raise Unknown
+            if isinstance(member, (classmethod, staticmethod)):
+                member = member.__func__
+            found.append(key_of(member.fget if isinstance(member, property) else member))
     return tuple(found)
