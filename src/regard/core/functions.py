@@ -98,16 +98,16 @@ def bound(function: FunctionType, known: dict[FunctionType, FunctionType] | None
     if all(map(_is_settled, read.values())):
         return function
     copied = () if writes(function.__code__) else (list, dict)
-
-    def kept(x: Any) -> Any:
-        if isinstance(x, FunctionType):
-            return bound(x, known)
-        if type(x) is tuple:
-            return tuple([kept(part) for part in x])  # pyright: ignore[reportUnknownVariableType]
-        return copy.copy(x) if type(x) in copied else x
-
-    known[function] = _reading(function, read.mapped(kept))
+    known[function] = _reading(function, read.mapped(lambda x: _bound_value(x, known, copied)))
     return known[function]
+
+
+def _bound_value(x: Any, known: dict[FunctionType, FunctionType], copied: tuple[type, ...]) -> Any:
+    if isinstance(x, FunctionType):
+        return bound(x, known)
+    if type(x) is tuple:
+        return tuple([_bound_value(part, known, copied) for part in x])  # pyright: ignore[reportUnknownVariableType]
+    return copy.copy(x) if type(x) in copied else x
 
 
 def with_bound(item: Any) -> Any:

@@ -176,22 +176,25 @@ def pair_function(node: Node) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tens
     """The function of (b, h, i, j) that a node computes, which reads no score."""
 
     def fn(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        given, known = {"b": b, "h": h, "i": i, "j": j}, dict[Node, Any]()
-
-        def value(x: Any) -> Any:
-            if not isinstance(x, Node):
-                return x
-            if x not in known:
-                known[x] = (
-                    given[x.args[0]]
-                    if x.op is None
-                    else x.op(*_mapped(x.args, value), **{name: value(other) for name, other in x.kwargs.items()})
-                )
-            return known[x]
-
-        return value(node)
+        return _value_of(node, {"b": b, "h": h, "i": i, "j": j}, {})
 
     return fn
+
+
+def _value_of(x: Any, given: dict[str, Tensor], known: dict[Node, Any]) -> Any:
+    """What an argument of an operation is: of a node, what it computes. known: of nodes that were computed already."""
+    if not isinstance(x, Node):
+        return x
+    if x not in known:
+        known[x] = (
+            given[x.args[0]]
+            if x.op is None
+            else x.op(
+                *_mapped(x.args, lambda arg: _value_of(arg, given, known)),
+                **{name: _value_of(arg, given, known) for name, arg in x.kwargs.items()},
+            )
+        )
+    return known[x]
 
 
 def each_pair(fn: Callable[..., Tensor], at: Region, *scores: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ of sizes that may change; the texts must be the same, else a graph would hold th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, cast
 
@@ -205,27 +205,13 @@ def _example_text(kind: str, described: tuple[Any, ...], around: tuple[Any, ...]
     def tensor(dtype: torch.dtype, shape: tuple[int | str, ...]) -> Tensor:
         return torch.full((), n, dtype=dtype, device="cpu").expand([size(x) for x in shape])
 
-    def made(part: Any) -> Any:
-        what, of, held = part
-        if what == "tensor":
-            return tensor(of, held)
-        if what == "constant":
-            return held
-        own = tuple([made(one) for one in held])
-        if what == "tuple":
-            return own
-        item = object.__new__(of)
-        for name, field in zip(fields_of(item), own, strict=True):
-            object.__setattr__(item, name, field)
-        return item
-
     batch, heads, nq, nk, q_lead, k_lead, headed = around
     positions = [
         torch.arange(size(count), dtype=torch.int64, device="cpu").expand([*map(size, lead), size(count)])
         for count, lead in ((nq, q_lead), (nk, k_lead))
     ]
     frame = Frame(tuple(map(size, batch)), size(heads), size(nq), size(nk), Positions(*positions), headed)
-    items = [made(part) for part in described]
+    items = [_made(part, tensor) for part in described]
     if kind == "mask":
         text = write_graph(trace_mask(items[0], frame, PortableRecorder))
     else:
@@ -237,3 +223,19 @@ def _example_text(kind: str, described: tuple[Any, ...], around: tuple[Any, ...]
     except Unknown:
         raise NotTraced("it reads what may change without that torch.compile notices") from None
     return text
+
+
+def _made(part: Any, tensor: Callable[..., Tensor]) -> Any:
+    """What `_described` described. tensor: one of a dtype and a shape."""
+    what, of, held = part
+    if what == "tensor":
+        return tensor(of, held)
+    if what == "constant":
+        return held
+    own = tuple([_made(one, tensor) for one in held])
+    if what == "tuple":
+        return own
+    item = object.__new__(of)
+    for name, field in zip(fields_of(item), own, strict=True):
+        object.__setattr__(item, name, field)
+    return item

@@ -30,19 +30,20 @@ def write_graph(graph: Graph) -> str:
     """A graph as a text, which needs no object of this process. Raises NotTraced."""
     if graph.function is not None:
         raise NotTraced(f"{graph.function}, a torch.autograd.Function, has a backward of its own")
-    numbers, entries = dict[Node, int](), list[Any]()
-
-    def number(node: Node) -> int:
-        if node not in numbers:
-            for x in flat(node.arguments):
-                if isinstance(x, Node):
-                    number(x)
-            entries.append(_entry(node, numbers))
-            numbers[node] = len(entries) - 1
-        return numbers[node]
-
-    number(graph.result)
+    entries = list[Any]()
+    _append(graph.result, entries, {})
     return json.dumps(entries, separators=(",", ":"))
+
+
+def _append(node: Node, entries: list[Any], numbers: dict[Node, int]) -> None:
+    """A node, after those that it reads; numbers: of the nodes that stand there already."""
+    if node in numbers:
+        return
+    for x in flat(node.arguments):
+        if isinstance(x, Node):
+            _append(x, entries, numbers)
+    entries.append(_entry(node, numbers))
+    numbers[node] = len(entries) - 1
 
 
 def _entry(node: Node, numbers: dict[Node, int]) -> list[Any]:
@@ -103,12 +104,6 @@ class RecordedMask(Mask):
 
 def _run(text: str, held: Sequence[Tensor], at: Region, s: Tensor | None) -> Tensor:
     results = list[Any]()
-
-    def value(x: Any) -> Any:
-        if isinstance(x, list):
-            return [value(one) for one in x]  # pyright: ignore[reportUnknownVariableType]
-        return results[x.n] if isinstance(x, _Result) else x
-
     for op, args, named, recorded in _read(text):
         with torch.set_grad_enabled(recorded and torch.is_grad_enabled()):
             if op == "score":
@@ -118,13 +113,23 @@ def _run(text: str, held: Sequence[Tensor], at: Region, s: Tensor | None) -> Ten
             elif op == "index":
                 found = getattr(at, args[0])
             elif op == "take":
-                found = getattr(at, args[0])(value(args[1]))
+                found = getattr(at, args[0])(_value(args[1], results))
             elif op == "same":
-                found = value(args[0])
+                found = _value(args[0], results)
             else:
-                found = op(*value(args), **{name: value(x) for name, x in named.items()})
+                found = op(*_value(args, results), **{name: _value(x, results) for name, x in named.items()})
             results.append(found)
     return results[-1]
+
+
+def _value(x: Any, results: list[Any]) -> Any:
+    """An argument, with results in the place of their numbers.
+
+    No function in _run: one that calls itself would keep all results until Python looks for cycles.
+    """
+    if isinstance(x, list):
+        return [_value(one, results) for one in x]  # pyright: ignore[reportUnknownVariableType]
+    return results[x.n] if isinstance(x, _Result) else x
 
 
 @dataclass(frozen=True)
@@ -138,14 +143,6 @@ class _Result:
 def _read(text: str) -> tuple[tuple[Any, list[Any], dict[str, Any], bool], ...]:
     """The operations of a text."""
 
-    def argument(x: Any) -> Any:
-        if isinstance(x, list):
-            return [argument(one) for one in x]  # pyright: ignore[reportUnknownVariableType]
-        if not isinstance(x, dict):
-            return x
-        ((kind, of),) = x.items()  # pyright: ignore[reportUnknownVariableType]
-        return {"n": _Result, "dtype": lambda name: getattr(torch, name), "device": torch.device}[kind](of)
-
     def operation(name: str) -> Any:
         if name in _OWN:
             return name
@@ -153,6 +150,15 @@ def _read(text: str) -> tuple[tuple[Any, list[Any], dict[str, Any], bool], ...]:
         return getattr(getattr(getattr(torch.ops, space), packet), overload)
 
     return tuple(
-        (operation(op), argument(args), {name: argument(x) for name, x in named.items()}, recorded)
+        (operation(op), _read_argument(args), {name: _read_argument(x) for name, x in named.items()}, recorded)
         for op, args, named, recorded in json.loads(text)
     )
+
+
+def _read_argument(x: Any) -> Any:
+    if isinstance(x, list):
+        return [_read_argument(one) for one in x]  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(x, dict):
+        return x
+    ((kind, of),) = x.items()  # pyright: ignore[reportUnknownVariableType]
+    return {"n": _Result, "dtype": lambda name: getattr(torch, name), "device": torch.device}[kind](of)
