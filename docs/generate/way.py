@@ -64,7 +64,7 @@ def way_of(q: Tensor, call: Callable[[], object]) -> Way:
 
 
 def near(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-    """A function may compute something else each time, so that no plan is kept of a call with it."""
+    """A function may compute something else each time, so that each call lowers it, in a plan too."""
     return i - j < 9
 
 
@@ -73,12 +73,14 @@ def ways() -> dict[str, Way]:
     q, k, v = (torch.randn(1, 4, 40, 24) for _ in range(3))
     learned = q.clone().requires_grad_()
     causal, function, native = rg.Causal(), rg.Causal() & rg.Where(near), rg.Native()
+    hidden = ~rg.Dense(torch.rand(40, 40) < 0.1)  # bits, which follow from the numbers of this call
     calls = {
         "the first call of its kind": (q, lambda: rg.attention(q, k, v, mask=causal)),
         "a later call": (q, lambda: rg.attention(q, k, v, mask=causal)),
         "a later call with a gradient": (learned, lambda: rg.attention(learned, k, v, mask=causal)),
         "a later call with `backend=`": (q, lambda: rg.attention(q, k, v, mask=causal, backend=native)),
-        "a call without a plan": (q, lambda: rg.attention(q, k, v, mask=function)),
+        "a later call with a function": (q, lambda: rg.attention(q, k, v, mask=function)),
+        "a call without a plan": (q, lambda: rg.attention(q, k, v, mask=hidden)),
     }
     for _, call in list(calls.values())[2:]:  # the kernels are loaded by the first of all
         call()

@@ -73,7 +73,11 @@ def test_what_is_kept() -> None:
             both(q, k, v, mask=mask)
         assert kept() == before + 1, mask
     before = kept()
-    both(q, k, v, mask=rg.Where(lambda b, h, i, j: i >= j))
+    for n in range(3):  # one for all functions, which each call lowers itself
+        both(q, k, v, mask=rg.Where(lambda b, h, i, j, n=n: i - j >= n))
+    assert kept() == before + 1
+    before = kept()
+    rg.attention(q, k, v, score=rg.Custom(lambda q, k: -torch.cdist(q, k)))
     assert kept() == before
 
 

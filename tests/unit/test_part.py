@@ -10,7 +10,8 @@ from torch import Tensor
 
 import regard as rg
 from needed import needs_kernels
-from regard.backends.native.lower_mask import FEW, lower_intervals
+from regard.backends.native.lower_intervals import lower_intervals
+from regard.backends.native.lower_mask import FEW
 from regard.call.of_part import mask_of_part, score_of_part
 from regard.call.part import Indices, QueriesAndKeys, select
 from regard.core.positions import Positions

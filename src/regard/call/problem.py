@@ -18,7 +18,7 @@ from regard.core.region import Frame, Region
 from regard.core.shapes import repeat_heads
 from regard.core.state import State
 from regard.core.tracing import finite
-from regard.masks.algebra import Mask
+from regard.masks.algebra import Mask, seen_by
 from regard.scores.algebra import Pipeline, Pull, Similarity, evaluate
 
 
@@ -108,7 +108,7 @@ class Problem:
         `everything`: the mask is known to hide nothing here. Hidden scores may hold anything; what is hidden leaks into
         no gradient, whatever q and k hold. `first`: what the similarity says here, where `quick` has found it.
         """
-        visible = None if everything else self.mask.visible(at)
+        visible = None if everything else seen_by(self.mask, at, (q.shape[-2], k.shape[-2]))
         if first is not None:
             return Tile(evaluate(score, q, k, at, first), visible)
         q, k = q.to(self.accumulate), repeat_heads(k.to(self.accumulate), self.frame.heads)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ import regard.core.html as html
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
 from regard.core.region import Frame, Region, Tiling
-from regard.core.shapes import blocks
+from regard.core.shapes import blocks, broadcasts, listed
 from regard.core.tracing import data_unavailable
 from regard.core.value import Value
 from regard.core.wrong_calls import kind_of
@@ -289,6 +289,30 @@ class Everything(Mask):
         return Or(self, other).a
 
 
+def seen_by(mask: Mask, at: Region, size: tuple[int, int]) -> Tensor:
+    """mask.visible(at), which a person may have written: checked. size: how many queries and keys there are in `at`.
+
+    Raises TypeError for what is no boolean, ShapeError for what does not broadcast to (*batch, heads, r, c).
+    """
+    seen = _booleans(mask, at)
+    full = *at.frame.batch, at.frame.heads, *size
+    if not torch.compiler.is_compiling() and not broadcasts(seen.shape, full):
+        raise ShapeError(
+            f"mask {mask!r}: visible(at) returned shape {listed(seen.shape)} for pairs of shape {listed(full)}, "
+            "(*batch, heads, queries, keys); expected one that broadcasts to it. at.heads(t), at.queries(t), "
+            "at.keys(t) and at.pairs(t) give a tensor the axes of pairs."
+        )
+    return seen
+
+
+def _booleans(mask: Mask, at: Region) -> Tensor:
+    seen: Any = mask.visible(at)  # a person may return anything
+    if not isinstance(seen, Tensor) or seen.dtype != torch.bool:
+        what = str(seen.dtype) if isinstance(seen, Tensor) else type(seen).__name__
+        raise TypeError(f"mask {mask!r}: visible(at) returned {what}; expected a boolean tensor, True = may attend.")
+    return seen
+
+
 @dataclass(frozen=True)
 class _Pair(Mask):
     a: Mask
@@ -329,7 +353,7 @@ class And(_Pair):
     """
 
     def visible(self, at: Region) -> Tensor:
-        return self.a.visible(at) & self.b.visible(at)
+        return _booleans(self.a, at) & _booleans(self.b, at)
 
     def cover(self, at: Tiling) -> Tensor:
         return torch.minimum(self.a.cover(at), self.b.cover(at))
@@ -362,7 +386,7 @@ class Or(_Pair):
     """
 
     def visible(self, at: Region) -> Tensor:
-        return self.a.visible(at) | self.b.visible(at)
+        return _booleans(self.a, at) | _booleans(self.b, at)
 
     def cover(self, at: Tiling) -> Tensor:
         return torch.maximum(self.a.cover(at), self.b.cover(at))
@@ -403,7 +427,7 @@ class Not(Mask):
     a: Mask
 
     def visible(self, at: Region) -> Tensor:
-        return ~self.a.visible(at)
+        return ~_booleans(self.a, at)
 
     def cover(self, at: Tiling) -> Tensor:
         return Cover.ALL - self.a.cover(at)

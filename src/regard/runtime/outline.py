@@ -17,6 +17,7 @@ from torch.compiler import is_compiling
 from regard.backends.native.ffi import isa_written
 from regard.backends.native.modifiers.table import has_no_step
 from regard.backends.native.programs.structure import key_of, sizes_traced
+from regard.backends.native.repeated_mask import is_code
 from regard.core.deferred import kept_alike
 from regard.core.dropout import Dropout
 from regard.core.functions import Unknown, settled
@@ -26,6 +27,7 @@ from regard.core.positions import Positions
 from regard.core.tracing import functorch, watched, wrapped
 from regard.core.value import Value, is_regards_own, names, number_key
 from regard.masks.algebra import Mask
+from regard.masks.dense import Where
 from regard.scores.algebra import Score
 
 
@@ -42,6 +44,7 @@ def _ordinary(*tensors: Tensor) -> bool:
     return True
 
 
+_CODE = "code"  # a mask that plans lower at each call
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _STRIDED = torch.strided
 
@@ -70,13 +73,19 @@ def outline(item: Any, leaves: list[Tensor]) -> Any:
             return key_of(item)
         except Unknown:
             raise Open from None
-    if isinstance(item, Value) and is_regards_own(kind):
+    if isinstance(item, Mask) and is_code(item):
+        own = item.tensors()
+        leaves.extend(map(_plain, own))
+        return _CODE, kind, len(own), item.compares_positions()
+    if isinstance(item, Value) and is_regards_own(kind) and kind is not Where:
         if issubclass(kind, Mask) and kind.per_token:
             _per_token.add(kind)
         _parts[kind] = names(kind)  # last: another thread may read it at once
         return outline(item, leaves)
     if settled(item):
         return item
+    if isinstance(item, Where):
+        return kind, item.fn
     raise Open
 
 

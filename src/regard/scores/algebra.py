@@ -11,7 +11,9 @@ from torch import Tensor
 
 import regard.core.html as html
 from regard.core.arrays import plain_tensor
+from regard.core.errors import ShapeError
 from regard.core.region import Frame, Region
+from regard.core.shapes import broadcasts, listed
 from regard.core.tracing import data_unavailable, finite
 from regard.core.value import Value, described
 from regard.core.wrong_calls import kind_of
@@ -260,8 +262,20 @@ def evaluate(score: Pipeline, q: Tensor, k: Tensor, at: Region, first: Tensor | 
     for stage in modifiers:
         assert isinstance(stage, Modifier)
         s = stage.modify(s, at)
-    assert s.shape[-2:] == (q.shape[-2], k.shape[-2]), f"{score!r} gave {tuple(s.shape)}"
+    _check_scores(score, s, (*q.shape[:-1], k.shape[-2]))
     return s if s.dtype == q.dtype else s.to(torch.promote_types(q.dtype, torch.float32))
+
+
+def _check_scores(score: Pipeline, s: Tensor, full: tuple[int, ...]) -> None:
+    """Raises ShapeError for what is no score for each pair: a person's stage may have changed the axes."""
+    if torch.compiler.is_compiling():
+        return
+    if tuple(s.shape[-2:]) != full[-2:] or not broadcasts(s.shape, full):
+        raise ShapeError(
+            f"score {score!r} gave scores of shape {listed(s.shape)} for pairs of shape {listed(full)}, (*batch, "
+            "heads, queries, keys). Each stage returns a score for each pair that it is given; at.heads(t), "
+            "at.queries(t), at.keys(t) and at.pairs(t) give a tensor the axes of pairs."
+        )
 
 
 def by_row(x: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:

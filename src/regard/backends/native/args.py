@@ -71,8 +71,7 @@ class KernelArgs:
         too.
         """
         tensors = {name: self.operands[name] for name in OF_MASK if name in self.operands}
-        made = sum(tensors[one.name].nbytes for one in PAIRS if one.name in tensors and not one.leaf)
-        if made > self.q.nbytes + self.k.nbytes or "mask_code" in tensors:
+        if bytes_of_pairs(tensors) > self.q.nbytes + self.k.nbytes or "mask_code" in tensors:
             return {}, {}
         return tensors, {name: self.numbers[name] for name in OF_MASK if self.numbers.get(name) is not None}
 
@@ -83,6 +82,11 @@ class KernelArgs:
     def tensors(self) -> dict[str, Tensor]:
         """q, k, v and the operands that are there."""
         return {"q": self.q, "k": self.k, "v": self.v, **self.operands}
+
+
+def bytes_of_pairs(operands: Mapping[str, Any]) -> int:
+    """What a mask takes that was written out pair by pair, as a map of tiles and their bits."""
+    return sum(operands[one.name].nbytes for one in PAIRS if one.name in operands and not one.leaf)
 
 
 def kernel_args(q: Tensor, k: Tensor, v: Tensor, found: Mapping[str, Any]) -> KernelArgs:

@@ -140,6 +140,7 @@ NUMBERS: dict[str, KernelNumber] = {
     for number in (SCALE, *(own for m in MODIFIERS for own in m.numbers), *RULE_BOUNDS, *DROPOUT, INVARIANT)
 }
 LEAVES = tuple(name for name, operand in OPERANDS.items() if operand.leaf)
+INTERVAL_NAMES = frozenset(one.name for one in (*INTERVALS, *RULE_BOUNDS))
 OF_MASK = tuple(one.name for one in (*INTERVALS, *RULE_BOUNDS, *PAIRS))
 HELD = {operand.name: operand.mask for operand in OPERANDS.values() if operand.mask is not None}
 PLACED = frozenset(name for name, operand in OPERANDS.items() if operand.placed)

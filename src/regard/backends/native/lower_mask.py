@@ -6,9 +6,9 @@ A new mask touches nothing here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import and_
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,22 +17,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.backends.native.call_operands import DOCUMENTS, INTERVALS
 from regard.backends.native.held_masks import held_operand
-from regard.backends.native.mask_program import MaskProgram, hidden_tiles, mask_program
+from regard.backends.native.lower_intervals import lower_intervals
+from regard.backends.native.mask_program import MaskProgram, hidden_tiles, mask_program, room_of_mask
 from regard.backends.native.mask_text import MOST, has_function, why_not_text, with_recorded, write_mask
 from regard.backends.native.modifiers.table import programmed
-from regard.backends.native.operands import ONE, KernelOperand, full
+from regard.backends.native.operands import full
 from regard.call.problem import Problem
 from regard.core.region import Frame
-from regard.core.shapes import FARTHEST, blocks
-from regard.core.tracing import data_unavailable, watched
-from regard.masks.algebra import And, Cover, Everything, Mask
+from regard.core.shapes import blocks
+from regard.core.tracing import watched
+from regard.masks.algebra import And, Cover, Everything, Mask, seen_by
 from regard.masks.dense import Dense
-from regard.masks.intervals import Interval, IntervalRule
-from regard.masks.of_rule import joined, mask_of_rule
+from regard.masks.of_rule import joined
 
-_MOST_DISTANCE = FARTHEST // 2  # positions come on top
 _STRIP = 1 << 20  # pairs that a mask is asked about at a time: 8 MB for each 64-bit number that it computes
 # operands of a mask that is a text: the positions of queries and keys, then the tensors of the mask
 MASK_TENSORS = tuple(f"mask_{n}" for n in range(2 + MOST))
@@ -47,11 +45,7 @@ def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Any]
     """
     mask, frame = problem.mask, problem.frame
     if tile is not None:
-        found = _programmed(problem)
-        if found is None or not isinstance(found.program, MaskProgram):
-            return _lower(mask, frame, problem.key_heads, tile)
-        operands = {"mask_code": found.program.rows, **found.program.operands, **found.known}
-        return operands | hidden_tiles(found.rest, frame, tile)
+        return _lowered(_programmed(problem), mask, frame, problem.key_heads, tile)
     if programmed(problem):  # the operator makes the program of the modifiers beside that of the mask
         own = with_recorded(mask, frame)
         if isinstance(own, str) or why_not_text(own) is not None:
@@ -69,6 +63,22 @@ def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Any]
             if rest is not None:
                 return {"allowed": full(pairs.visible(frame.region())), **rest}
     return {"allowed": full(mask.visible(frame.region()))}
+
+
+def lower_function(
+    mask: Mask, frame: Frame, key_heads: int, room: Callable[[], int], tile: tuple[int, int]
+) -> dict[str, Any]:
+    """The same of a mask with a function of Python, whose program may read `room` tensors."""
+    return _lowered(_with_program(mask, frame, key_heads, room), mask, frame, key_heads, tile)
+
+
+def _lowered(
+    found: _Programmed | None, mask: Mask, frame: Frame, key_heads: int, tile: tuple[int, int]
+) -> dict[str, Any]:
+    if found is None or not isinstance(found.program, MaskProgram):
+        return _lower(mask, frame, key_heads, tile)
+    operands = {"mask_code": found.program.rows, **found.program.operands, **found.known}
+    return operands | hidden_tiles(found.rest, frame, tile)
 
 
 def _as_text(mask: Mask, frame: Frame) -> dict[str, Any]:
@@ -93,43 +103,51 @@ _programs: WeakKeyDictionary[Problem, _Programmed] = WeakKeyDictionary()
 
 
 def _programmed(problem: Problem) -> _Programmed | None:
+    """What _with_program finds of a problem's mask, once."""
+    found = _programs.get(problem)
+    if found is None:
+        room = partial(room_of_mask, problem)
+        found = _with_program(problem.mask, problem.frame, problem.key_heads, room)
+        if found is not None:
+            _programs[problem] = found
+    return found
+
+
+def _with_program(mask: Mask, frame: Frame, key_heads: int, room: Callable[[], int]) -> _Programmed | None:
     """None of a mask that needs no program.
 
     Of a mask of regard's own a map is better: it serves all heads, and plans keep it.
     """
-    found = _programs.get(problem)
-    if found is not None:
-        return found
-    mask, frame = problem.mask, problem.frame
     parts = joined(mask)
     functions = [has_function(part) for part in parts]
     if not any(functions) or 0 in frame.shape:
         return None
-    if _few(frame, problem.key_heads) or watched():
+    if _few(frame, key_heads) or watched():
         return None
     # where a function's class says no intervals, the whole has none
     kinds = [type(part) for part, function in zip(parts, functions, strict=True) if function]
     silent = any(kind.rows is Mask.rows and kind.rule is Mask.rule for kind in kinds)
     if not silent and _without_pairs(mask, frame) is not None:
         return None
-    _programs[problem] = found = _program_beside_intervals(problem, parts, functions)
-    return found
+    return _program_beside_intervals(mask, frame, parts, functions, room)
 
 
-def _program_beside_intervals(problem: Problem, parts: list[Mask], functions: list[bool]) -> _Programmed:
+def _program_beside_intervals(
+    mask: Mask, frame: Frame, parts: list[Mask], functions: list[bool], room: Callable[[], int]
+) -> _Programmed:
     """Of masks that & joins: a program of those that are not intervals. functions: which of them are functions."""
     known: dict[str, Any] | None = None
     own, others = list[Mask](), list[Mask]()
     for part, function in zip(parts, functions, strict=True):
-        found = None if function else lower_intervals(part, problem.frame)
+        found = None if function else lower_intervals(part, frame)
         (others if found is None else own).append(part)
         known = known if found is None else found
     if len(own) > 1:  # together
-        known = lower_intervals(reduce(and_, own), problem.frame)
+        known = lower_intervals(reduce(and_, own), frame)
     if known is None or not others:
-        return _Programmed({}, problem.mask, mask_program(problem.mask, problem))
+        return _Programmed({}, mask, mask_program(mask, frame, room))
     rest = reduce(and_, others)
-    return _Programmed(known, rest, mask_program(rest, problem))
+    return _Programmed(known, rest, mask_program(rest, frame, room))
 
 
 def program_of_mask(problem: Problem) -> str:
@@ -153,7 +171,7 @@ def _lower(mask: Mask, frame: Frame, key_heads: int, tile: tuple[int, int]) -> d
     if known is not None:
         return known
     if _few(frame, key_heads):
-        return {"allowed": full(mask.visible(frame.region()))}
+        return {"allowed": full(seen_by(mask, frame.region(), (frame.nq, frame.nk)))}
     return _tile_map(mask, frame, *tile)
 
 
@@ -173,70 +191,11 @@ def _without_pairs(mask: Mask, frame: Frame) -> dict[str, Any] | None:
     return None if intervals is None else {**found, **intervals}
 
 
-def lower_intervals(mask: Mask, frame: Frame) -> dict[str, Any] | None:
-    """The keys that each query sees as a rule, or as start and stop; None where neither says it.
-
-    Of documents out of order, whose keys are no intervals, the numbers beside start and stop of the rest.
-    """
-    rule, span = mask.rule(), frame.positions.span
-    if rule is not None and (span is not None or not rule.compares_positions()):
-        return lower_rule(rule, 0 if span is None else span.offset())
-    interval = mask.rows(frame)
-    if interval is not None or rule is None or rule.q_ids is None:
-        return None if interval is None else _table(interval)
-    rest = mask_of_rule(rule._replace(q_ids=None, k_ids=None)).rows(frame)
-    return None if rest is None else {**_table(rest), **_numbers(rule, DOCUMENTS)}
-
-
-def lower_rule(rule: IntervalRule, offset: int | tuple[int, ...]) -> dict[str, Any]:
-    """A rule in indices: query i stands `offset` + i positions after the first key; a tuple is of each sequence."""
-    found: dict[str, Any] = {}
-    if isinstance(offset, tuple):
-        if rule.compares_positions():
-            shifts = [_readable(n) for n in offset]
-            found["shifts"] = torch.tensor(shifts, dtype=torch.int64, device="cpu")[:, None]
-        offset = 0
-    if rule.before is not None:
-        found["first"] = _readable(offset - rule.before)
-    if rule.after is not None:
-        found["last"] = _readable(offset + rule.after + 1)
-    return {**found, **_numbers(rule, INTERVALS)}
-
-
-def _numbers(rule: IntervalRule, read: Iterable[KernelOperand]) -> dict[str, Tensor]:
-    """What these operands hold of a rule."""
-    found: dict[str, Tensor] = {}  # dict[...]() is nothing that torch.compile traces
-    for operand in read:
-        numbers = getattr(rule, operand.rule) if operand.rule else None
-        if numbers is not None:
-            found[operand.name] = numbers.long()[..., None] if operand.axes[-1] is ONE else numbers.long()
-    return found
-
-
-def distances(rule: IntervalRule) -> tuple[int, int]:
-    """How far back and ahead a rule lets a query see, as numbers that a kernel can add to; 0 where it sets no bound."""
-    return min(rule.before or 0, _MOST_DISTANCE), min(rule.after or 0, _MOST_DISTANCE)
-
-
-def _readable(bound: int) -> int:
-    """A bound of positions as a kernel can add to it: one that is as far beyond every key."""
-    return max(-_MOST_DISTANCE, min(bound, _MOST_DISTANCE))
-
-
-def _table(interval: Interval) -> dict[str, Any]:
-    """Intervals as int32 (.., nq, 1): start, stop."""
-    start, stop = interval.start[..., None], interval.stop[..., None]
-    if data_unavailable(start, stop):
-        # nobody has looked: a number of 33 bits must not become a small one, which is right
-        most = torch.iinfo(torch.int32).max
-        start, stop = start.clamp(-most, most), stop.clamp(-most, most)
-    return {"start": start.int(), "stop": stop.int()}
-
-
 def _tile_map(mask: Mask, frame: Frame, queries: int, keys: int) -> dict[str, Tensor]:
     """Which tiles are NONE (-1) or ALL (-2), and for the rest the number of their bits: never n × n."""
     tiling = frame.tiling(queries, keys)
-    cover, one = full(mask.cover(tiling)), full(mask.visible(frame.region(slice(0, 1), slice(0, 1))))
+    corner, size = frame.region(slice(0, 1), slice(0, 1)), (min(frame.nq, 1), min(frame.nk, 1))
+    cover, one = full(mask.cover(tiling)), full(seen_by(mask, corner, size))
     cover = cover.expand(*torch.broadcast_shapes(cover.shape[:-2], one.shape[:-2]), *tiling.shape)
     some = cover == Cover.SOME
     tiles = torch.full(cover.shape, -2, dtype=torch.int32, device="cpu").masked_fill(cover == Cover.NONE, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -33,9 +34,11 @@ class MaskProgram:
         return f"a program of {count_of(len(self.rows), 'instruction')}{read}"
 
 
-def mask_program(mask: Mask, problem: Problem) -> MaskProgram | str:
-    """A mask, the problem's or a part of it, as a program; or why there is none, as a clause."""
-    frame = problem.frame
+def mask_program(mask: Mask, frame: Frame, room: Callable[[], int]) -> MaskProgram | str:
+    """A mask, a call's or a part of it, as a program; or why there is none, as a clause.
+
+    room: how many tensors it may read
+    """
     try:
         with torch.no_grad():
             program = lower_mask_graph(graph_of_mask(mask, frame), frame, mask.tensors())
@@ -43,11 +46,14 @@ def mask_program(mask: Mask, problem: Problem) -> MaskProgram | str:
         return str(why)
     except Exception as error:  # an operation called in a way that nobody foresaw: PyTorch knows it
         return f"{type(error).__name__} was raised while its program was made ({error})"
-    # a mask takes the last of all operands, modifiers the first
-    room = len(OPERAND_NAMES) - (operands_of_modifiers(problem) if programmed(problem) else 0)
-    if len(program.operands) > room:
-        return f"it reads {len(program.operands)} tensors; the kernels have room for {room}"
+    if program.operands and len(program.operands) > room():
+        return f"it reads {len(program.operands)} tensors; the kernels have room for {room()}"
     return MaskProgram(program.rows, dict(zip(OPERAND_NAMES[::-1], program.operands, strict=False)))
+
+
+def room_of_mask(problem: Problem) -> int:
+    """How many tensors a program of a problem's mask may read: the last of all operands, modifiers take the first."""
+    return len(OPERAND_NAMES) - (operands_of_modifiers(problem) if programmed(problem) else 0)
 
 
 def hidden_tiles(mask: Mask, frame: Frame, tile: tuple[int, int]) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from regard.core.region import Frame
 from regard.core.tracing import symbolic
 from regard.core.value import Value, fields_of, is_regards_own
 from regard.masks.algebra import And, Mask, Not, Or
-from regard.masks.dense import Dense
+from regard.masks.dense import Dense, Where
 
 MOST = 6  # tensors that a mask in a graph may hold
 
@@ -39,7 +39,7 @@ def has_function(mask: Mask) -> bool:
         return has_function(mask.a) or has_function(mask.b)
     if type(mask) is Not:
         return has_function(mask.a)
-    return type(mask) is RecordedMask or why_not_text(mask) is not None
+    return type(mask) in (Where, RecordedMask) or why_not_text(mask) is not None
 
 
 def _unknown(mask: Mask) -> str | None:

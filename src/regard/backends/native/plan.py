@@ -17,10 +17,10 @@ from torch import Tensor
 
 from regard.backends.base import Example, PlanInputs
 from regard.backends.native.abi import AXES, CODES, LEAVES, CallArguments, PlanArguments
-from regard.backends.native.args import KernelArgs
+from regard.backends.native.args import KernelArgs, bytes_of_pairs
 from regard.backends.native.bind import bind
 from regard.backends.native.c_structs import Struct
-from regard.backends.native.call_operands import OF_LENGTHS
+from regard.backends.native.call_operands import INTERVAL_NAMES, OF_LENGTHS
 from regard.backends.native.call_template import CallTemplate, members_of_entry
 from regard.backends.native.direct import direct
 from regard.backends.native.families import KernelFamily
@@ -37,9 +37,10 @@ from regard.backends.native.launch import (
     set_places,
     set_visible,
 )
-from regard.backends.native.lower_mask import distances, lower_intervals, lower_rule
+from regard.backends.native.lower_intervals import distances, lower_intervals, lower_rule
 from regard.backends.native.modifiers.base import RepeatedModifiers
 from regard.backends.native.plan_limits import decided_by_tensors
+from regard.backends.native.repeated_mask import RepeatedMask, has_code
 from regard.core.deferred import DeferredRows
 from regard.core.positions import Span, counting, resolve_positions
 from regard.core.region import Frame
@@ -76,6 +77,7 @@ class LoweredAnew:
     """What a plan lowers again for each of its calls, because it depends on that call's numbers.
 
     modifiers  what makes the operands of the score's modifiers; None: they are the caller's own tensors, or shared
+    mask       what makes the operands of a mask with code of a person's; None: it has none
     intervals  whether tensors of the mask, or positions, decide which interval of keys each query sees
     rule       whether the mask has a rule, so that its intervals follow from a few numbers
     places     whether something compares positions, which are operands then
@@ -83,6 +85,7 @@ class LoweredAnew:
     """
 
     modifiers: RepeatedModifiers | None
+    mask: RepeatedMask | None
     intervals: bool
     rule: bool
     places: bool
@@ -90,23 +93,32 @@ class LoweredAnew:
 
     @staticmethod
     def of(family: KernelFamily, args: KernelArgs, example: Example) -> LoweredAnew:
-        mask = example.problem.mask
+        problem, mask = example.problem, example.problem.mask
+        modifiers, placed = family.repeated(problem), "q_at" in args.operands
+        if has_code(mask):
+            return LoweredAnew(modifiers, RepeatedMask(problem, args, modifiers), False, False, placed, True)
         rule = beside_held(mask).rule() is not None
         # intervals that have no rule follow from the numbers in positions, where there are any
         by_positions = not rule and "start" in args.operands and example.positions is not None
         return LoweredAnew(
-            family.repeated(example.problem),
+            modifiers,
+            None,
             decided_by_tensors(mask, args) or (by_positions and mask.compares_positions()),
             rule,
-            "q_at" in args.operands,
+            placed,
             bool(mask.tensors()),
         )
+
+    def names(self) -> set[str]:
+        """The operands that are made for each call."""
+        return {name for made in (self.modifiers, self.mask) if made is not None for name in made.names}
 
 
 class ForwardPlan:
     """Calls of one structure, forward.
 
     family      their kernels
+    training    whether they will be differentiated
     axes        of their tensors
     anew        what is lowered for each call
     template    the struct of a call
@@ -119,15 +131,14 @@ class ForwardPlan:
 
     def __init__(self, family: KernelFamily, args: KernelArgs, example: Example, training: bool = False) -> None:
         problem, out = example.problem, example.out
-        self.family = family
+        self.family, self.training = family, training
         self.axes = CallAxes(problem.frame.batch, problem.frame.heads, problem.frame.headed, args.q.dim())
         self.anew = anew = LoweredAnew.of(family, args, example)
         results = {"out": self.axes.with_heads(out.float() if training else out)}
         if training:
             results["row_stats"] = empty_row_stats(args)
         struct = family.struct(problem, arguments(args, **results))
-        names = set[str]() if anew.modifiers is None else set(anew.modifiers.names)
-        computed = args.operands.keys() & names
+        computed = args.operands.keys() & anew.names()
         for name in computed:
             clear(struct, name)
         # what was made for this structure lives as long as the plan; the tensors of one call do not
@@ -137,18 +148,19 @@ class ForwardPlan:
         held = tuple([t for t in struct.held if t.data_ptr() not in addresses])
         # positions in tensors, and lengths that do not lie as the kernels read them, are lowered call by call
         by_tensors = anew.rule and example.positions is not None and example.positions.span is None
-        found = VISIBLE if anew.intervals or by_tensors else slice(0, 0)
+        found = VISIBLE if anew.intervals or anew.mask is not None or by_tensors else slice(0, 0)
         offsets = [at for at in family.leaves(problem, args) if not found.start <= at < found.stop]
         self.template = CallTemplate.of(struct, held, offsets, example.leaves)
         # a table of intervals has a row for each query: the caller's, whose number may not change, or one made for them
-        start = None if anew.rule or anew.intervals else args.operands.get("start")
+        start = None if anew.rule or anew.intervals or "start" in computed else args.operands.get("start")
         of_caller = start is not None and start.data_ptr() in {t.data_ptr() for t in example.leaves}
         self.of_lengths = (start is not None and not of_caller) or bool(OF_LENGTHS & args.operands.keys() - computed)
         queries = problem.frame.nq if of_caller else 0
         self.constants = self._constants(example, family.pair_work(problem, args), queries, training)
         self.places: tuple[Any, tuple[Tensor, ...]] = None, ()
         self.framed: tuple[Any, Frame] = None, example.problem.frame
-        changing = anew.intervals or anew.places or anew.modifiers is not None or self.of_lengths
+        made = anew.modifiers is not None or anew.mask is not None
+        changing = anew.intervals or anew.places or made or self.of_lengths
         whole = type(struct) is CallArguments  # native/python/ knows no other
         self.remembered = (
             whole and not changing and len(self.template.leaves) <= LEAVES and not args.number("threshold")
@@ -157,7 +169,7 @@ class ForwardPlan:
     def _constants(self, example: Example, pair_work: int, queries: int, training: bool) -> PlanArguments:
         """What bind() fills in a call's struct from."""
         problem, (*lead, _, dv) = example.problem, example.out.shape
-        rule = beside_held(problem.mask).rule()
+        rule = None if self.anew.mask is not None else beside_held(problem.mask).rule()
         before, after = (0, 0) if rule is None else distances(rule)
         return PlanArguments(
             call=ctypes.addressof(self.template.struct),
@@ -211,6 +223,8 @@ class ForwardPlan:
             self._set_places(struct, span or Span((0, nq), (0, nk), None))
         if (anew.intervals or span == ()) and not self._look(struct, call):
             return None
+        if anew.mask is not None and not self._set_mask(struct, call, anew.mask):
+            return None
         held = struct.held
         if anew.modifiers is not None:
             operands = anew.modifiers.operands(self.frame(call), leaves)
@@ -263,6 +277,17 @@ class ForwardPlan:
             set_visible(struct, intervals)
         if self.anew.places:
             set_places(struct, frame.positions.q, frame.positions.k)
+        return True
+
+    def _set_mask(self, struct: Struct, call: PlanInputs, mask: RepeatedMask) -> bool:
+        """Fills in what the kernels read of a mask with code; whether that could be found, and may be kept."""
+        found = mask.operands(self.frame(call), call.mask)
+        # a backward would keep it: the general way lowers the mask again where that is large
+        if found is None or (self.training and bytes_of_pairs(found) > call.q.nbytes + call.k.nbytes):
+            return False
+        operands = {name: t for name, t in found.items() if name not in INTERVAL_NAMES}
+        set_visible(struct, {name: x for name, x in found.items() if name in INTERVAL_NAMES})
+        set_operands(struct, operands)
         return True
 
     def _set_places(self, struct: Struct, span: Span) -> None:

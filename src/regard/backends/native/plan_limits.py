@@ -8,6 +8,7 @@ from regard.backends.base import Example
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.call_operands import HELD, INTERVALS, OF_POSITIONS, SCALES
 from regard.backends.native.families import KernelFamily
+from regard.backends.native.repeated_mask import RepeatedMask, has_code
 from regard.call.problem import Problem
 from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
@@ -26,6 +27,9 @@ def repeats(family: KernelFamily, args: KernelArgs, example: Example) -> bool:
     if repeated is not None and not repeated.lasts:
         return False
     names, computed = ((), ()) if repeated is None else (repeated.names, repeated.tensors)
+    code = has_code(problem.mask)
+    if code:
+        names = (*names, *RepeatedMask(problem, args, repeated).names)
     given = [t.numbers if isinstance(t, Int8Rows) else t for t in example.given]
     for t, own in zip((args.q, args.k, args.v), given, strict=True):
         # converted, or read several times: then gradients are sums
@@ -36,7 +40,8 @@ def repeats(family: KernelFamily, args: KernelArgs, example: Example) -> bool:
     if example.positions is not None and not _follows_positions(problem, args, names):
         return False
     scored = len(problem.score.tensors())
-    masked = range(scored, scored + len(problem.mask.tensors()) if decided_by_tensors(problem.mask, args) else scored)
+    anew = code or decided_by_tensors(problem.mask, args)
+    masked = range(scored, scored + len(problem.mask.tensors()) if anew else scored)
     read = [t.data_ptr() for t in family.leaves(problem, args).values() if t is not None]
     addresses = [t.data_ptr() for n, t in enumerate(example.leaves) if n not in masked and n not in computed]
     # one tensor in two roles: the next call may have two
@@ -67,4 +72,4 @@ def _follows_positions(problem: Problem, args: KernelArgs, computed: Iterable[st
     """Whether a plan knows what positions change: intervals of keys, the places that kernels read, what is computed."""
     if not OF_POSITIONS.isdisjoint(args.operands.keys() - set(computed)):
         return False
-    return "allowed" not in args.operands or not problem.mask.compares_positions()
+    return "allowed" not in args.operands.keys() - set(computed) or not problem.mask.compares_positions()

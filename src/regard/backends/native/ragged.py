@@ -14,7 +14,7 @@ from regard.backends.native.bind import bind
 from regard.backends.native.call_operands import DIVIDED, RAGGED
 from regard.backends.native.ffi import failure, library, parallel
 from regard.backends.native.launch import THREAD_WORK, arguments, keys_and_values, set_places
-from regard.backends.native.lower_mask import distances
+from regard.backends.native.lower_intervals import distances
 from regard.call.problem import Problem
 from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged

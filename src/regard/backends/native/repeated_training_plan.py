@@ -45,8 +45,8 @@ class RepeatedTrainingPlan(TrainingPlan):
         self, forward: ForwardResult, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
     ) -> tuple[Tensor | None, ...] | None:
         """See base.TrainingPlan."""
-        again = self.modifiers.gradients(forward.kernel[1], leaves, self.wanted)
-        if again is None:
+        again, mask = self.modifiers.gradients(forward.kernel[1], leaves, self.wanted), self.anew.mask
+        if again is None or (mask is not None and not mask.leaves_room(again.operands)):
             return None
         made = self.family.empty_gradients(given, self.axes.heads, self.gradients.needs)
         call = self._struct_of_forward(forward, given, leaves)

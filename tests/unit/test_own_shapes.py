@@ -1,0 +1,75 @@
+"""Masks and scores of a person's whose answers are not of the pairs that they were asked about, on every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard as rg
+from needed import needs_kernels
+from regard.backends.base import Backend
+from regard.core.region import Region
+
+BACKENDS = [pytest.param(rg.Native(), marks=needs_kernels), rg.Tiled(), rg.Tiled(rows=7, keys=9), rg.Reference()]
+
+
+@dataclass(frozen=True)
+class Answers(rg.Mask):
+    fn: Callable[[Region], Any]
+
+    def visible(self, at: Region) -> Tensor:
+        return self.fn(at)
+
+
+@dataclass(frozen=True)
+class Changes(rg.Modifier):
+    fn: Callable[[Tensor], Tensor]
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return self.fn(s)
+
+
+def more_axes(at: Region) -> Tensor:
+    """A number a head with axes that at.heads adds again: five axes, which broadcast to a larger batch."""
+    return (at.i - at.j).abs() <= at.heads(torch.ones(3, 1, 1))
+
+
+def attend(backend: Backend | None, **given: Any) -> Tensor:
+    q, k = torch.randn(2, 4, 40, 16), torch.randn(2, 4, 33, 16)
+    return rg.attention(q, k, k, positions=rg.head(40, 33), backend=backend, **given)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=repr)
+@pytest.mark.parametrize(
+    ("fn", "error", "message"),
+    [
+        (
+            more_axes,
+            rg.ShapeError,
+            r"mask Answers\(.*visible\(at\) returned shape \(3, 1, 1, .* for pairs of shape \(2, 4",
+        ),
+        (lambda at: torch.ones(3, 1, 1).bool() & (at.i >= at.j), rg.ShapeError, r"returned shape \(3, "),
+        (lambda at: (at.i >= at.j).float(), TypeError, r"returned torch.float32; expected a boolean tensor"),
+        (lambda at: True, TypeError, r"returned bool; expected a boolean tensor"),
+    ],
+)
+def test_masks(fn: Callable[[Region], Any], error: type[Exception], message: str, backend: Backend) -> None:
+    for mask in (Answers(fn), Answers(fn) & rg.Causal()):
+        with pytest.raises(error, match=message):
+            attend(backend, mask=mask)
+
+
+@pytest.mark.parametrize("backend", [None, *BACKENDS[1:]], ids=repr)
+@pytest.mark.parametrize(
+    "fn", [lambda s: s[None].repeat(3, 1, 1, 1, 1), lambda s: s.sum(-1, keepdim=True), lambda s: s.mT]
+)
+def test_scores(fn: Callable[[Tensor], Tensor], backend: Backend | None) -> None:
+    with pytest.raises(
+        ValueError, match=r"score ScaledDot\(\) >> Changes\(.*gave scores of shape .* for pairs of shape"
+    ):
+        attend(backend, score=rg.ScaledDot() >> Changes(fn))
