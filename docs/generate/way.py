@@ -43,7 +43,7 @@ def way_of(q: Tensor, call: Callable[[], object]) -> Way:
             return any(map(holds, x))
         if type(x) is dict:
             return any(map(holds, x.values()))
-        return type(x) is Tensor and x.untyped_storage().data_ptr() == memory
+        return type(x) in (Tensor, torch.nn.Parameter) and x.untyped_storage().data_ptr() == memory
 
     def see(frame: FrameType, event: str, _: Any) -> None:
         nonlocal calls
@@ -73,14 +73,14 @@ def ways() -> dict[str, Way]:
     q, k, v = (torch.randn(1, 4, 40, 24) for _ in range(3))
     learned = q.clone().requires_grad_()
     causal, function, native = rg.Causal(), rg.Causal() & rg.Where(near), rg.Native()
-    hidden = ~rg.Dense(torch.rand(40, 40) < 0.1)  # bits, which follow from the numbers of this call
+    parameter = torch.nn.Parameter(q.clone(), requires_grad=False)  # plans serve plain tensors
     calls = {
         "the first call of its kind": (q, lambda: rg.attention(q, k, v, mask=causal)),
         "a later call": (q, lambda: rg.attention(q, k, v, mask=causal)),
         "a later call with a gradient": (learned, lambda: rg.attention(learned, k, v, mask=causal)),
         "a later call with `backend=`": (q, lambda: rg.attention(q, k, v, mask=causal, backend=native)),
         "a later call with a function": (q, lambda: rg.attention(q, k, v, mask=function)),
-        "a call without a plan": (q, lambda: rg.attention(q, k, v, mask=hidden)),
+        "a call without a plan": (parameter, lambda: rg.attention(parameter, k, v, mask=function)),
     }
     for _, call in list(calls.values())[2:]:  # the kernels are loaded by the first of all
         call()

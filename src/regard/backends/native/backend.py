@@ -25,6 +25,7 @@ from regard.backends.native.launch import (
     natural_row_stats,
 )
 from regard.backends.native.lower_mask import lower_mask, program_of_mask, why_no_program
+from regard.backends.native.lowered_anew import LoweredAnew
 from regard.backends.native.mask_text import has_function, why_not_text, with_recorded
 from regard.backends.native.modifiers.program import OPERAND_NAMES, described, recorded_modifiers
 from regard.backends.native.modifiers.table import programmed, why_not_learned
@@ -149,14 +150,14 @@ class Native(Backend):
         if training and family.why_streamed(problem, (*example.needs, *(False,) * rest)):
             return None
         args = self._kernel_args(problem)
-        if not repeats(family, args, example):
+        anew = LoweredAnew.of(family, args, example)
+        if not repeats(family, args, example, anew):
             return None
         if not training:
-            return ForwardPlan(family, args, example)
-        repeated = family.repeated(problem)
-        if repeated is None:
-            return TrainingPlan(family, args, example)
-        return RepeatedTrainingPlan(family, args, example, repeated)
+            return ForwardPlan(family, args, example, anew)
+        if anew.modifiers is None:
+            return TrainingPlan(family, args, example, anew)
+        return RepeatedTrainingPlan(family, args, example, anew, anew.modifiers)
 
     def backward(
         self, problem: Problem, forward: ForwardResult, cotangents: Cotangents, needs: tuple[bool, ...]

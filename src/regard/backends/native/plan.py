@@ -38,9 +38,8 @@ from regard.backends.native.launch import (
     set_visible,
 )
 from regard.backends.native.lower_intervals import distances, lower_intervals, lower_rule
-from regard.backends.native.modifiers.base import RepeatedModifiers
-from regard.backends.native.plan_limits import decided_by_tensors
-from regard.backends.native.repeated_mask import RepeatedMask, has_code
+from regard.backends.native.lowered_anew import LoweredAnew
+from regard.backends.native.repeated_mask import RepeatedMask
 from regard.core.deferred import DeferredRows
 from regard.core.positions import Span, counting, resolve_positions
 from regard.core.region import Frame
@@ -72,48 +71,6 @@ class CallAxes:
         return Frame(self.batch, self.heads, call.nq, call.nk, at, self.headed)
 
 
-@dataclass(frozen=True, eq=False)
-class LoweredAnew:
-    """What a plan lowers again for each of its calls, because it depends on that call's numbers.
-
-    modifiers  what makes the operands of the score's modifiers; None: they are the caller's own tensors, or shared
-    mask       what makes the operands of a mask with code of a person's; None: it has none
-    intervals  whether tensors of the mask, or positions, decide which interval of keys each query sees
-    rule       whether the mask has a rule, so that its intervals follow from a few numbers
-    places     whether something compares positions, which are operands then
-    checked    whether the mask has tensors, whose shapes are compared with the call's before a seed is drawn
-    """
-
-    modifiers: RepeatedModifiers | None
-    mask: RepeatedMask | None
-    intervals: bool
-    rule: bool
-    places: bool
-    checked: bool
-
-    @staticmethod
-    def of(family: KernelFamily, args: KernelArgs, example: Example) -> LoweredAnew:
-        problem, mask = example.problem, example.problem.mask
-        modifiers, placed = family.repeated(problem), "q_at" in args.operands
-        if has_code(mask):
-            return LoweredAnew(modifiers, RepeatedMask(problem, args, modifiers), False, False, placed, True)
-        rule = beside_held(mask).rule() is not None
-        # intervals that have no rule follow from the numbers in positions, where there are any
-        by_positions = not rule and "start" in args.operands and example.positions is not None
-        return LoweredAnew(
-            modifiers,
-            None,
-            decided_by_tensors(mask, args) or (by_positions and mask.compares_positions()),
-            rule,
-            placed,
-            bool(mask.tensors()),
-        )
-
-    def names(self) -> set[str]:
-        """The operands that are made for each call."""
-        return {name for made in (self.modifiers, self.mask) if made is not None for name in made.names}
-
-
 class ForwardPlan:
     """Calls of one structure, forward.
 
@@ -129,11 +86,13 @@ class ForwardPlan:
     framed      the last frame, and the numbers that it follows from: all layers of a model have the same at each step
     """
 
-    def __init__(self, family: KernelFamily, args: KernelArgs, example: Example, training: bool = False) -> None:
+    def __init__(
+        self, family: KernelFamily, args: KernelArgs, example: Example, anew: LoweredAnew, training: bool = False
+    ) -> None:
         problem, out = example.problem, example.out
         self.family, self.training = family, training
         self.axes = CallAxes(problem.frame.batch, problem.frame.heads, problem.frame.headed, args.q.dim())
-        self.anew = anew = LoweredAnew.of(family, args, example)
+        self.anew = anew
         results = {"out": self.axes.with_heads(out.float() if training else out)}
         if training:
             results["row_stats"] = empty_row_stats(args)

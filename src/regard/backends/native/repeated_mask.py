@@ -1,4 +1,4 @@
-"""Masks that are code, in plans: a function may see other variables at each call, so each call lowers its own mask."""
+"""Masks that each call of a plan lowers itself: a function may see other variables, a tensor hold other numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def has_code(mask: Mask) -> bool:
 
 
 class RepeatedMask:
-    """The operands of a mask with code, for each call of a plan anew.
+    """The operands of a mask, for each call of a plan anew.
 
     names  of those that the plan's first call had: no other call reads them
     """

@@ -12,6 +12,7 @@ from regard.backends.native.bind import bind
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.ffi import library
 from regard.backends.native.launch import clear, set_operands
+from regard.backends.native.lowered_anew import LoweredAnew
 from regard.backends.native.modifiers.base import RepeatedModifiers
 from regard.backends.native.training_plan import TrainingPlan
 
@@ -26,8 +27,10 @@ class RepeatedTrainingPlan(TrainingPlan):
     wanted     whether each of their tensors has a gradient
     """
 
-    def __init__(self, family: KernelFamily, args: KernelArgs, example: Example, modifiers: RepeatedModifiers) -> None:
-        super().__init__(family, args, example)
+    def __init__(
+        self, family: KernelFamily, args: KernelArgs, example: Example, anew: LoweredAnew, modifiers: RepeatedModifiers
+    ) -> None:
+        super().__init__(family, args, example, anew)
         self.modifiers = modifiers
         self.wanted = [example.needs[3 + n] for n in modifiers.tensors]
         self.backward_constants = None

@@ -20,6 +20,7 @@ from regard.backends.native.direct import direct
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.ffi import failure, library
 from regard.backends.native.launch import call_of, natural_row_stats, run_backward
+from regard.backends.native.lowered_anew import LoweredAnew
 from regard.backends.native.plan import ForwardPlan
 from regard.core.state import RowStats
 
@@ -55,8 +56,8 @@ class TrainingPlan(ForwardPlan):
     backward_constants  what native/python/ fills in such a struct from; None: Python makes the backward
     """
 
-    def __init__(self, family: KernelFamily, args: KernelArgs, example: Example) -> None:
-        super().__init__(family, args, example, training=True)
+    def __init__(self, family: KernelFamily, args: KernelArgs, example: Example, anew: LoweredAnew) -> None:
+        super().__init__(family, args, example, anew, training=True)
         learned, addresses = family.learned(example.problem), [t.data_ptr() for t in example.leaves]
         which = None if learned is None else addresses.index(learned.data_ptr())
         self.gradients = PlannedGradients.of(example.needs, which)

@@ -1,4 +1,4 @@
-"""Plans of masks that are functions, or classes of a person's: each call lowers its own, whatever the last one saw."""
+"""Plans whose calls lower their own masks: of functions and classes of a person's, and of numbers written out."""
 
 from __future__ import annotations
 
@@ -78,6 +78,17 @@ MASKS: dict[str, Callable[[int], rg.Mask]] = {
     "a class": lambda n: Near(torch.tensor([1.0, 2.0, 4.0, n % 5])),
     "a class, causal": lambda n: Near(torch.full((4,), float(n % 9)), n % 2) & rg.Causal(),
 }
+SHAPED: dict[str, Callable[[int, int], rg.Mask]] = {
+    "not dense": lambda nq, nk: ~rg.Dense(torch.rand(2, 1, nq, nk) < 0.3),
+    "dense or causal": lambda nq, nk: rg.Dense(torch.rand(nk) < 0.3) | rg.Causal(),
+    "retained, documents": lambda nq, nk: (
+        rg.Retained(torch.randint(nk, (2, 4, nk)) + 3)
+        & rg.Documents(torch.arange(nk)[-nq:] // 9, torch.arange(nk) // 9)
+    ),
+    "documents or prefix": lambda nq, nk: (
+        rg.Documents(torch.randint(3, (2, nq)), torch.randint(3, (2, nk))) | rg.Prefix(torch.tensor([1, nk // 2]))
+    ),
+}
 SCORES: dict[str, rg.Score] = {
     "dot": rg.ScaledDot(),
     "own": rg.ScaledDot() >> Steps(),
@@ -99,13 +110,17 @@ def outcomes(tensors: list[Tensor], **given: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", [*MASKS, *SHAPED])
 def test_the_bits_are_those_without_plans(mask: str, score: str, grad: bool) -> None:
     global reach
     for n, (nq, nk) in enumerate(LENGTHS):
         reach = n  # which the plan of the last call did not know
         tensors = drawn(nq, nk, grad)
-        given: dict[str, Any] = {"mask": MASKS[mask](n), "score": SCORES[score], "positions": rg.tail(nq, nk)}
+        given: dict[str, Any] = {
+            "mask": MASKS[mask](n) if mask in MASKS else SHAPED[mask](nq, nk),
+            "score": SCORES[score],
+            "positions": rg.tail(nq, nk),
+        }
         if n % 3 == 1:
             given |= {"dropout": rg.Dropout(0.3, seed=n), "sink": torch.randn(4)}
         if n % 3 == 2:

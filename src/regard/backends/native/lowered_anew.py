@@ -1,0 +1,70 @@
+"""What a plan lowers again for each of its calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from regard.backends.base import Example
+from regard.backends.native.args import KernelArgs
+from regard.backends.native.call_operands import HELD, INTERVALS
+from regard.backends.native.families import KernelFamily
+from regard.backends.native.held_masks import beside_held
+from regard.backends.native.modifiers.base import RepeatedModifiers
+from regard.backends.native.repeated_mask import RepeatedMask, has_code
+from regard.masks.algebra import Mask
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredAnew:
+    """What depends on the numbers of a call, or on the code of a person's.
+
+    modifiers  what makes the operands of the score's modifiers; None: they are the caller's own tensors, or shared
+    mask       what makes the operands of a mask that is code, or that was written out from the numbers in its tensors
+    intervals  whether tensors of the mask, or positions, decide which interval of keys each query sees
+    rule       whether the mask has a rule, so that its intervals follow from a few numbers
+    places     whether something compares positions, which are operands then
+    checked    whether the mask has tensors, whose shapes are compared with the call's before a seed is drawn
+    """
+
+    modifiers: RepeatedModifiers | None
+    mask: RepeatedMask | None
+    intervals: bool
+    rule: bool
+    places: bool
+    checked: bool
+
+    @staticmethod
+    def of(family: KernelFamily, args: KernelArgs, example: Example) -> LoweredAnew:
+        problem, mask = example.problem, example.problem.mask
+        modifiers, placed = family.repeated(problem), "q_at" in args.operands
+        decided = _decided_by_tensors(mask, args)
+        read = {t.data_ptr() for t in family.leaves(problem, args).values() if t is not None}
+        written_out = not decided and any(t.data_ptr() not in read for t in mask.tensors())
+        if written_out or has_code(mask):
+            return LoweredAnew(modifiers, RepeatedMask(problem, args, modifiers), False, False, placed, True)
+        rule = beside_held(mask).rule() is not None
+        # intervals that have no rule follow from the numbers in positions, where there are any
+        by_positions = not rule and "start" in args.operands and example.positions is not None
+        intervals = decided or (by_positions and mask.compares_positions())
+        return LoweredAnew(modifiers, None, intervals, rule, placed, bool(mask.tensors()))
+
+    @property
+    def of_mask(self) -> bool:
+        """Whether the mask's own tensors are read for each call, by none of their addresses."""
+        return self.mask is not None or self.intervals
+
+    def names(self) -> set[str]:
+        """The operands that are made for each call."""
+        return {name for made in (self.modifiers, self.mask) if made is not None for name in made.names}
+
+
+def _decided_by_tensors(mask: Mask, args: KernelArgs) -> bool:
+    """Whether the mask is intervals that its tensors decide, call by call: Documents, a Prefix a sequence.
+
+    Not lengths, and starts and stops, that the kernels read where they are: then a plan sets an address.
+    """
+    if "tiles" in args.operands or not HELD.keys().isdisjoint(args.operands):
+        return False
+    leaves = ((one, args.operands[one.name]) for one in INTERVALS if one.leaf and one.name in args.operands)
+    read = {t.data_ptr() for one, t in leaves if one.strided or t.is_contiguous()}
+    return any(t.data_ptr() not in read for t in mask.tensors())
