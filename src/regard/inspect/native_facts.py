@@ -16,7 +16,7 @@ from regard.backends.native.bind import bind
 from regard.backends.native.ffi import library
 from regard.backends.native.launch import arguments
 from regard.backends.native.lower_mask import lower_mask
-from regard.backends.native.modifiers.distance import near
+from regard.backends.native.modifiers.distance import NOT_NEAR, near
 from regard.backends.native.products import with_product
 from regard.call.problem import Problem
 from regard.core.tracing import data_unavailable, watched
@@ -75,8 +75,8 @@ def _why_not_fact(problem: Problem, fact: Fact[Any]) -> str | None:
         return f"it has 1 to {SETS} groups of keys"
     if isinstance(fact, Offsets) and len(fact.offsets) > SETS:
         return f"it has {SETS} offsets at most"
-    if isinstance(fact, (Distance, Within, Offsets)) and not near(problem):
-        return "positions lie 2^31 or more apart"
+    if isinstance(fact, (Distance, Within, Offsets)) and not near(problem.frame.positions):
+        return NOT_NEAR
     return None
 
 

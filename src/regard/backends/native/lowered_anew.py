@@ -10,6 +10,7 @@ from regard.backends.native.call_operands import HELD, INTERVALS
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.held_masks import beside_held
 from regard.backends.native.modifiers.base import RepeatedModifiers
+from regard.backends.native.modifiers.table import measures_positions
 from regard.backends.native.repeated_mask import RepeatedMask, has_code
 from regard.masks.algebra import Mask
 
@@ -23,6 +24,7 @@ class LoweredAnew:
     intervals  whether tensors of the mask, or positions, decide which interval of keys each query sees
     rule       whether the mask has a rule, so that its intervals follow from a few numbers
     places     whether something compares positions, which are operands then
+    distances  whether these must lie near each other, since a modifier measures their distances
     checked    whether the mask has tensors, whose shapes are compared with the call's before a seed is drawn
     """
 
@@ -31,22 +33,23 @@ class LoweredAnew:
     intervals: bool
     rule: bool
     places: bool
+    distances: bool
     checked: bool
 
     @staticmethod
     def of(family: KernelFamily, args: KernelArgs, example: Example) -> LoweredAnew:
         problem, mask = example.problem, example.problem.mask
-        modifiers, placed = family.repeated(problem), "q_at" in args.operands
+        modifiers, placed = family.repeated(problem), ("q_at" in args.operands, measures_positions(problem))
         decided = _decided_by_tensors(mask, args)
         read = {t.data_ptr() for t in family.leaves(problem, args).values() if t is not None}
         written_out = not decided and any(t.data_ptr() not in read for t in mask.tensors())
         if written_out or has_code(mask):
-            return LoweredAnew(modifiers, RepeatedMask(problem, args, modifiers), False, False, placed, True)
+            return LoweredAnew(modifiers, RepeatedMask(problem, args, modifiers), False, False, *placed, True)
         rule = beside_held(mask).rule() is not None
         # intervals that have no rule follow from the numbers in positions, where there are any
         by_positions = not rule and "start" in args.operands and example.positions is not None
         intervals = decided or (by_positions and mask.compares_positions())
-        return LoweredAnew(modifiers, None, intervals, rule, placed, bool(mask.tensors()))
+        return LoweredAnew(modifiers, None, intervals, rule, *placed, bool(mask.tensors()))
 
     @property
     def of_mask(self) -> bool:

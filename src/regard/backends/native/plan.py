@@ -39,6 +39,7 @@ from regard.backends.native.launch import (
 )
 from regard.backends.native.lower_intervals import distances, lower_intervals, lower_rule
 from regard.backends.native.lowered_anew import LoweredAnew
+from regard.backends.native.modifiers.distance import near
 from regard.backends.native.repeated_mask import RepeatedMask
 from regard.core.deferred import DeferredRows
 from regard.core.positions import Span, counting, resolve_positions
@@ -235,6 +236,8 @@ class ForwardPlan:
                 return False
             set_visible(struct, intervals)
         if self.anew.places:
+            if self.anew.distances and not near(frame.positions):
+                return False
             set_places(struct, frame.positions.q, frame.positions.k)
         return True
 

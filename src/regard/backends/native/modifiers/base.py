@@ -46,6 +46,11 @@ class KernelModifier(ABC, Generic[S]):
         return None
 
     @classmethod
+    def measures_positions(cls, stage: S) -> bool:
+        """Whether the kernels compute distances between positions for a stage: as 32-bit numbers."""
+        return False
+
+    @classmethod
     def why_not_learned(cls, asked: Sequence[bool]) -> str | None:
         """Why the kernels cannot find the gradients of the stage's tensors that are asked for; None if they can."""
         return None

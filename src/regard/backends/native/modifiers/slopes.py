@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.native.modifiers.base import KernelModifier, by_head, number_by_head
-from regard.backends.native.modifiers.distance import place, why_not_near
+from regard.backends.native.modifiers.base import by_head, number_by_head
+from regard.backends.native.modifiers.distance import MeasuringModifier, place
 from regard.backends.native.operands import EACH_KEY, EACH_QUERY, Axis, Count, KernelOperand, Sizes
 from regard.call.problem import Problem
 from regard.core.errors import ShapeError
@@ -22,7 +22,7 @@ _COORDINATE = Axis("coordinate", lambda s: None, shared=False)
 _POINTS = "coordinates of points, whose distance the slopes multiply"
 
 
-class Slopes(KernelModifier[Alibi]):
+class Slopes(MeasuringModifier[Alibi]):
     """Slopes times distances, of positions or points."""
 
     stage = Alibi
@@ -38,9 +38,13 @@ class Slopes(KernelModifier[Alibi]):
     )
 
     @classmethod
+    def measures_positions(cls, stage: Alibi) -> bool:
+        return stage.coordinates is None
+
+    @classmethod
     def why_not(cls, problem: Problem, stage: Alibi) -> str | None:
         if stage.coordinates is None:
-            return why_not_near(problem)
+            return super().why_not(problem, stage)
         dims = stage.coordinates.shape[1]
         return None if dims <= DIMS else f"its points have up to {DIMS} coordinates, not {dims}"
 
@@ -51,6 +55,8 @@ class Slopes(KernelModifier[Alibi]):
     @classmethod
     def check(cls, operands: Mapping[str, Tensor], sizes: Sizes) -> None:
         q, k = operands.get("points_of_q"), operands.get("points_of_k")
+        if q is None and k is None:
+            super().check(operands, sizes)
         if q is not None and k is not None and len(q) != len(k):
             raise ShapeError(f"Points of queries have {len(q)} coordinates, those of keys {len(k)}; expected as many.")
 

@@ -32,7 +32,7 @@ STEPS: tuple[type[KernelModifier[Any]], ...] = (
 MODIFIERS: tuple[type[KernelModifier[Any]], ...] = (*STEPS, Programs)
 
 BY_STAGE: dict[type, type[KernelModifier[Any]]] = {modifier.stage: modifier for modifier in STEPS}
-CHECKS = {own.name: one.check for one in MODIFIERS if "check" in vars(one) for own in one.operands}  # by operand
+CHECKS = {own.name: one.check for one in MODIFIERS for own in one.operands}  # by operand
 BY_LEARNED = {own.name: modifier for modifier in MODIFIERS for own in modifier.operands if own.learned}  # by operand
 
 
@@ -69,6 +69,11 @@ def why_not_modifiers(problem: Problem) -> str | None:
         if len(own) > 1 and not modifier.repeats:
             return f"it takes one {modifier.stage.__name__}"
     return None
+
+
+def measures_positions(problem: Problem) -> bool:
+    """Whether a modifier of a score needs positions that lie near each other: see distance.near."""
+    return any(modifier.measures_positions(stage) for modifier, own in _served(problem) for stage in own)
 
 
 def why_not_learned(problem: Problem, needs: Sequence[bool]) -> str | None:
