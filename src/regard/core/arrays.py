@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.core.deferred import DeferredRows
 from regard.core.shapes import FARTHEST
-from regard.core.tracing import loaded, unwrapped_if_dead
+from regard.core.tracing import data_unavailable, loaded, unwrapped_if_dead
 from regard.core.wrong_calls import kind_of
 
 
@@ -91,11 +91,31 @@ def in_memory(t: Tensor, name: str) -> Tensor:
 
 def integers(x: Any, name: str, of_booleans: str = "") -> Tensor:
     """x as int64; TypeError if it holds anything else. `of_booleans`: what the error advises if x holds booleans."""
+    return as_int64(_of_integers(x, name, of_booleans), name)
+
+
+def labels(x: Any, name: str, of_booleans: str = "") -> Tensor:
+    """The same of integers that are only compared with each other for equality: a uint64 keeps its bits."""
+    return _of_integers(x, name, of_booleans).long()
+
+
+def _of_integers(x: Any, name: str, of_booleans: str) -> Tensor:
     t = plain_tensor(x, name)
     if t.dtype.is_floating_point or t.dtype.is_complex or t.dtype == torch.bool:
         hint = of_booleans if t.dtype == torch.bool else ""
         raise TypeError(f"{name} has dtype {t.dtype}; expected integers.{hint}")
-    return t.long()
+    return t
+
+
+def as_int64(t: Tensor, name: str) -> Tensor:
+    """A tensor of integers as int64; ValueError for a uint64 of 2^63 or more, where it can be read."""
+    found = t.long()
+    if t.dtype == torch.uint64 and not data_unavailable(found) and bool((found < 0).any()):
+        raise ValueError(
+            f"{name} holds {2**64 + int(found[found < 0].max())}, a uint64; expected integers below 2^63: pass "
+            "torch.int64, with torch.iinfo(torch.int64).max for a number beyond all others."
+        )
+    return found
 
 
 def whole_number(x: Any, name: str) -> int:
@@ -137,7 +157,7 @@ def indices(x: Any, name: str) -> Tensor:
     t = t if t.numel() else t.long()  # [] has torch's default dtype
     if t.dim() != 1 or t.dtype.is_floating_point or t.dtype.is_complex or t.dtype == torch.bool:
         raise TypeError(f"{name} has dtype {t.dtype}, shape {tuple(t.shape)}; expected integers, (r,).")
-    return t.long()
+    return as_int64(t, name)
 
 
 def existing(index: Tensor, n: int, name: str, things: str) -> Tensor:

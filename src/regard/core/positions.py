@@ -9,12 +9,14 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from regard.core.arrays import integers, numbers, plain_tensor
+from regard.core.arrays import as_int64, integers, numbers, plain_tensor
 from regard.core.errors import ShapeError
 from regard.core.shapes import FARTHEST, count_of, listed
 from regard.core.tracing import data_unavailable, scripted
 from regard.core.value import Value
 from regard.core.wrong_calls import kind_of
+
+_UNSIGNED = torch.uint16, torch.uint32, torch.uint64  # of which torch computes no differences
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,9 @@ class Positions(Value):
 
     Positional masks and scores (Causal, Window, Prefix, Dilated, Where, Alibi, RelativeBias) compare these numbers, not
     indices. They need be neither sorted nor contiguous; where keys are sorted, masks reduce to intervals.
+
+    Any dtype of integers will do. Distances are computed in int64, which numbers from -2^62 to 2^62 never leave;
+    further ones may be compared (Causal), for example as the position of a key that no query sees.
 
     `head` and `tail` store numbers: each access to q and k makes new tensors from them, so that writing to such a
     tensor changes nothing.
@@ -43,6 +48,8 @@ class Positions(Value):
             if x.dim() == 0:
                 raise ShapeError(f"Positions.{name} has shape (); expected (n,) or (*batch, n).")
             plain_tensor(x, f"Positions.{name}")
+            if x.dtype in _UNSIGNED:
+                object.__setattr__(self, name, as_int64(x, f"Positions.{name}"))
 
     def __getattr__(self, name: str) -> Tensor:
         """The tensors of `head` and `tail`: a field that a value has never comes here."""
@@ -75,7 +82,12 @@ class Positions(Value):
             return not self.span.by_sequence()
         if data_unavailable(self.q, self.k) or self.q.dim() != 1 or self.k.dim() != 1:
             return False
-        return all(bool((p[1:] - p[:-1] == 1).all()) for p in (self.q, self.k))
+        return all(_counts_up(p.long()) for p in (self.q, self.k))  # differences of small types would wrap
+
+
+def _counts_up(p: Tensor) -> bool:
+    """Whether int64 numbers count up by one, to a number that has a next one."""
+    return bool((p[1:] - p[:-1] == 1).all()) and (not len(p) or int(p[0]) < 2**63 - len(p))
 
 
 class Span(NamedTuple):

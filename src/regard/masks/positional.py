@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.core.arrays import plain_tensor
+from regard.core.arrays import as_int64, plain_tensor
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import FARTHEST, listed
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
@@ -24,13 +24,21 @@ def _check_near(mask: str, name: str, n: int) -> None:
         raise ValueError(f"{mask}({name}={n}): expected a number from -2^62 to 2^62.")
 
 
-def _interval(frame: Frame, least: Tensor | None, largest: Tensor | None) -> Interval | None:
-    """Keys whose position p satisfies least ≤ p ≤ largest, one bound a query (None: unbounded), as indices."""
+def _interval(
+    frame: Frame, least: Tensor | None = None, largest: Tensor | None = None, end: Tensor | None = None
+) -> Interval | None:
+    """Keys whose position p satisfies least ≤ p ≤ largest < end, one bound a query (None: unbounded), as indices.
+
+    Of largest and end, one may be given.
+    """
     if not frame.keys_sorted:
         return None
     q = frame.positions.q
     start = torch.zeros_like(q) if least is None else _below(frame, least)
-    stop = torch.full_like(q, frame.nk) if largest is None else _below(frame, largest + 1)
+    if largest is not None:
+        stop = _up_to(frame, largest)
+    else:
+        stop = torch.full_like(q, frame.nk) if end is None else _below(frame, end)
     if start.shape != stop.shape:
         start, stop = torch.broadcast_tensors(start, stop)
     return Interval(start[..., None, :], torch.maximum(start, stop)[..., None, :])
@@ -40,10 +48,21 @@ def _below(frame: Frame, bound: Tensor) -> Tensor:
     """How many keys stand below each bound (..., nq), one a query."""
     k = frame.positions.k
     if frame.positions.consecutive and frame.nk:
-        return (bound - k[0]).clamp(0, frame.nk)
+        return bound.clamp(k[0], k[-1]) - k[0] + (bound > k[-1])  # no difference that is no int64
+    return torch.searchsorted(*_alike(k, bound))
+
+
+def _up_to(frame: Frame, bound: Tensor) -> Tensor:
+    """How many keys stand at each bound or below."""
+    k = frame.positions.k
+    if frame.positions.consecutive and frame.nk:
+        return bound.clamp(k[0], k[-1]) - k[0] + (bound >= k[0])
+    return torch.searchsorted(*_alike(k, bound), right=True)
+
+
+def _alike(k: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
     lead = torch.broadcast_shapes(k.shape[:-1], bound.shape[:-1])
-    k = k.expand(*lead, k.shape[-1]).contiguous()
-    return torch.searchsorted(k, bound.expand(*lead, bound.shape[-1]).contiguous())
+    return k.expand(*lead, k.shape[-1]).contiguous(), bound.expand(*lead, bound.shape[-1]).contiguous()
 
 
 @answers_wrong_calls(
@@ -74,7 +93,7 @@ class Causal(Mask):
         return cover_of(none=j_least > i_largest, all_=j_largest <= i_least)
 
     def rows(self, frame: Frame) -> Interval | None:
-        return _interval(frame, None, frame.positions.q)
+        return _interval(frame, largest=frame.positions.q)
 
     def rule(self) -> IntervalRule:
         return IntervalRule(after=0)
@@ -197,7 +216,7 @@ class Prefix(Mask):
             n = plain_tensor(self.n, "Prefix.n")
             if n.dtype.is_floating_point or n.dtype == torch.bool:
                 raise TypeError(f"Prefix.n has dtype {n.dtype}; expected an integer, or an integer tensor (*batch).")
-            object.__setattr__(self, "n", n.long())
+            object.__setattr__(self, "n", as_int64(n, "Prefix.n"))
 
     def visible(self, at: Region) -> Tensor:
         return at.j < (at.sequences(self.n) if isinstance(self.n, Tensor) else self.n)
@@ -210,7 +229,7 @@ class Prefix(Mask):
     def rows(self, frame: Frame) -> Interval | None:
         q = frame.positions.q
         n = self.n[..., None] if isinstance(self.n, Tensor) else torch.full_like(q, self.n)
-        return _interval(frame, None, (n - 1).expand(*torch.broadcast_shapes(n.shape, q.shape)))
+        return _interval(frame, end=n.expand(*torch.broadcast_shapes(n.shape, q.shape)))
 
     def starts_at_first_key(self) -> bool:
         return True
@@ -271,7 +290,7 @@ class Dilated(Mask):
         return torch.full((1, 1), whole, dtype=torch.int8, device=at.frame.device)
 
     def rows(self, frame: Frame) -> Interval | None:
-        return _interval(frame, None, None) if self.step == 1 else None
+        return _interval(frame) if self.step == 1 else None
 
     def extent(self) -> Extent:
         return Extent(tokens=2 * self.step)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from regard.core.arrays import integers, numbers
+from regard.core.arrays import integers, labels, numbers
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import equal_shapes, listed
 from regard.core.tracing import data_unavailable
@@ -247,9 +247,9 @@ class Documents(Mask):
     k_ids: Tensor | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "q_ids", integers(self.q_ids, "Documents.q_ids", _REAL))
+        object.__setattr__(self, "q_ids", labels(self.q_ids, "Documents.q_ids", _REAL))
         if self.k_ids is not None:
-            object.__setattr__(self, "k_ids", integers(self.k_ids, "Documents.k_ids", _REAL))
+            object.__setattr__(self, "k_ids", labels(self.k_ids, "Documents.k_ids", _REAL))
 
     @property
     def keys(self) -> Tensor:

@@ -79,7 +79,7 @@ class RaggedCall:
         if at is None:
             return True
         counting = numbered(self.offsets.diff().tolist(), at.q[starts])[1]
-        return torch.equal(at.q.long(), counting) and bool((at.k.diff() == 1).all())
+        return torch.equal(at.q.long(), counting) and bool((at.k.long().diff() == 1).all())
 
     def note(self) -> str:
         """What `explain` says."""
