@@ -74,3 +74,26 @@ def test_repr_picture_and_cover() -> None:
     assert mask._repr_html_() is not None
     covers = rg.Retained(torch.tensor([0, 0, 9, 9, 2, 9])).on(6).cover(3, 2)
     assert covers[0].tolist() == [[0, 2, 1], [0, 2, 1]]
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 1, 3), (2, 2, 3), (2, 3, 2, 3), (2, 3, 1, 3)], ids=str)
+def test_it_is_drawn_with_all_of_its_axes(shape: tuple[int, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """A map for each batch element and group of heads, one after another; joined to a mask without heads too."""
+    until = torch.randint(-1, 5, shape)
+    for mask, sees in ((rg.Retained(until), lambda i, j: True), (rg.Causal() & rg.Retained(until), int.__ge__)):
+        mask.draw(3)
+        drawn = [one.split("\n") for one in capsys.readouterr().out.strip().split("\n\n")]
+        each = until.reshape(-1, 3).tolist()
+        expected = [["".join("·■"[i < row[j] and sees(i, j)] for j in range(3)) for i in range(3)] for row in each]
+        assert drawn == expected
+
+
+def test_it_is_drawn_beside_masks_that_have_heads_or_batch_axes_of_their_own() -> None:
+    until, allowed = torch.randint(-1, 5, (2, 1, 3)), torch.rand(2, 4, 3, 3) < 0.5
+    seen = (rg.Retained(until) & rg.Dense(allowed)).dense(3)
+    assert torch.equal(seen, allowed & (torch.arange(3)[:, None] < until[..., None, :]))
+    until, lengths = torch.randint(-1, 5, (2, 4, 3)), rg.Lengths(keys=[3, 1])
+    seen = (lengths & rg.Retained(until)).dense(3)
+    assert torch.equal(seen, lengths.dense(3) & (torch.arange(3)[:, None] < until[..., None, :]))
+    with pytest.raises(ShapeError, match="where g divides the 3 heads: a position for each key"):
+        rg.Retained(until).on(3, heads=3)

@@ -162,8 +162,8 @@ class Mask(Value):
         return View(self, frame)
 
     def dense(self, nq: int, nk: int | None = None, *, positions: Positions | None = None) -> Tensor:
-        """The whole mask as booleans, True = may attend; short for on(...).dense()."""
-        return self.on(nq, nk, positions=positions).dense()
+        """The whole mask as booleans, True = may attend: on(...).dense(), for as many heads as its tensors have."""
+        return self.on(nq, nk, positions=positions, heads=self.extent().sizes()[0]).dense()
 
     def draw(self, nq: int, nk: int | None = None, *, positions: Positions | None = None) -> None:
         """Prints the mask: one line per query, ■ for a key that it sees, · for one that it does not.

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.core.arrays import as_int64, plain_tensor
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import FARTHEST, listed
+from regard.core.tracing import data_unavailable
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.masks.algebra import Cover, Mask, cover_of
 from regard.masks.intervals import Interval, IntervalRule
@@ -243,8 +244,9 @@ class Prefix(Mask):
         return tuple(self.n.shape) if isinstance(self.n, Tensor) else ()
 
     def extent(self) -> Extent:
-        longest = int(self.n.amax()) if isinstance(self.n, Tensor) and self.n.numel() else 0
-        return Extent(tokens=2 * (longest if isinstance(self.n, Tensor) else self.n))
+        if isinstance(self.n, int):
+            return Extent(tokens=2 * self.n)
+        return Extent(tokens=2 * int(self.n.amax()) if self.n.numel() and not data_unavailable(self.n) else 0)
 
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:

@@ -186,7 +186,9 @@ class Lengths(Mask):
         return tuple(torch.broadcast_shapes(*(n.shape for n in self.tensors())))
 
     def extent(self) -> Extent:
-        return Extent(tokens=max((int(n.amax()) for n in self.tensors() if n.numel()), default=0))
+        return Extent(
+            tokens=max((int(n.amax()) for n in self.tensors() if n.numel() and not data_unavailable(n)), default=0)
+        )
 
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:
@@ -294,7 +296,8 @@ class Documents(Mask):
         return tuple(torch.broadcast_shapes(self.q_ids.shape[:-1], self.keys.shape[:-1]))
 
     def extent(self) -> Extent:
-        return Extent(nq=self.q_ids.shape[-1], nk=self.keys.shape[-1])
+        nq, nk = (ids.shape[-1] if ids.dim() else None for ids in (self.q_ids, self.keys))
+        return Extent(nq=nq, nk=nk)
 
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:

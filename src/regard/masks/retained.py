@@ -96,8 +96,8 @@ class Retained(Mask):
         return tuple(self.until.shape[:-2] if self.until.dim() > 2 else self.until.shape[:-1])
 
     def extent(self) -> Extent:
-        heads = self.until.shape[-2] if self.until.dim() > 2 else None
-        return Extent(heads, None, self.until.shape[-1] if self.until.dim() else None)
+        groups = self.until.shape[-2] if self.until.dim() > 2 else 1
+        return Extent(None if groups == 1 else groups, None, self.until.shape[-1] if self.until.dim() else None)
 
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:
