@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.core.region import Frame
-from regard.core.tracing import data_unavailable
+from regard.core.tracing import data_unavailable, watched
 from regard.core.value import Value
 
 
@@ -33,7 +33,7 @@ class Buckets(Value):
         raise NotImplementedError
 
     def index(self, i: Tensor, j: Tensor) -> Tensor:
-        """The row for queries at i (..., r, 1) and keys at j (..., 1, c): int64 in 0..count - 1."""
+        """The row for queries at i (..., r, 1) and keys at j (..., 1, c), hidden ones too: int64 in 0..count - 1."""
         raise NotImplementedError
 
     def shape_error(self, frame: Frame) -> str | None:
@@ -190,6 +190,16 @@ class GridBuckets(DifferenceBuckets):
     @property
     def farthest(self) -> int:
         return self.count // 2
+
+
+def missing_rows(buckets: Buckets, rows: Tensor) -> str | None:
+    """Which rows these buckets return that no table of theirs has, as a clause; None: none, or nobody can read them."""
+    if not rows.numel() or watched() or data_unavailable(rows):
+        return None
+    least, most = (int(row) for row in rows.aminmax())
+    if least >= 0 and most < buckets.count:
+        return None
+    return f"{buckets!r} returns rows {least} to {most}; its table has the rows 0 to {buckets.count - 1}"
 
 
 def _logarithmic(distance: Tensor, size: int, reach: int) -> Tensor:

@@ -15,9 +15,10 @@ from typing_extensions import Self
 from regard.core.region import Frame, Region
 from regard.core.shapes import broadcasts, listed
 from regard.core.tracing import data_unavailable
+from regard.core.value import is_regards_own
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.scores.algebra import Modifier, Score, finite_in, number, parameter, plus, shape_error_by_head
-from regard.scores.buckets import Buckets, ClippedBuckets, T5Buckets
+from regard.scores.buckets import Buckets, ClippedBuckets, T5Buckets, missing_rows
 
 
 @answers_wrong_calls(
@@ -228,8 +229,8 @@ class RelativeBias(Modifier):
     """s_ij -> s_ij + table[bucket(i, j), head]: a learned bias for each class of relative positions.
 
     table: (buckets, heads) or (buckets, 1). buckets: T5Buckets, T5CausalBuckets, ClippedBuckets, GridBuckets (Swin), or
-    your own, as a DifferenceBuckets if the difference alone determines the bucket. The table's gradient is summed tile
-    by tile.
+    your own, as a DifferenceBuckets if the difference alone determines the bucket; IndexError where these return a row
+    that the table does not have, unless a graph records the call. The table's gradient is summed tile by tile.
     Source: Raffel et al. 2020, T5 (arXiv 1910.10683); Liu et al. 2021, Swin (arXiv 2103.14030).
 
     >>> import regard as rg
@@ -261,6 +262,9 @@ class RelativeBias(Modifier):
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
         index = self.buckets.index(at.i, at.j)
+        missing = None if is_regards_own(type(self.buckets)) else missing_rows(self.buckets, index)
+        if missing is not None:
+            raise IndexError(f"RelativeBias.buckets: {missing}.")
         table = finite_in(self.table, s.dtype).expand(-1, at.frame.heads)
         return plus(s, table[index, at.h])
 

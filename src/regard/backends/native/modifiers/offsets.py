@@ -24,8 +24,9 @@ from regard.call.problem import Problem
 from regard.core.errors import ShapeError
 from regard.core.region import Frame
 from regard.core.tracing import data_unavailable
+from regard.core.value import is_regards_own
 from regard.scores.algebra import finite_in
-from regard.scores.buckets import Buckets, DifferenceBuckets
+from regard.scores.buckets import Buckets, DifferenceBuckets, missing_rows
 from regard.scores.modifiers import RelativeBias
 
 ROOM = 64  # floats behind a table of offsets: the kernels load whole blocks
@@ -183,13 +184,16 @@ def _why_no_table(frame: Frame, buckets: Buckets) -> str | None:
     """Why there is no table of differences for the kernels, as a clause; None if there is one."""
     if not isinstance(buckets, DifferenceBuckets) or type(buckets).index is not DifferenceBuckets.index:
         return f"its relative biases depend on a difference alone (DifferenceBuckets), not on {buckets!r}"
-    if 0 in frame.shape or buckets.farthest is not None or _by_index(frame, buckets):
+    if 0 in frame.shape:
         return None
-    if data_unavailable(frame.positions.q, frame.positions.k):
-        return "its relative biases need positions that count up by one, or that it may look at"
-    least, most = _differences(frame, buckets)
-    many = most - least + 1 > _WIDE * (frame.nq + frame.nk)
-    return "positions lie too far apart for a table of what is between" if many else None
+    if buckets.farthest is None and not _by_index(frame, buckets):
+        if data_unavailable(frame.positions.q, frame.positions.k):
+            return "its relative biases need positions that count up by one, or that it may look at"
+        least, most = _differences(frame, buckets)
+        if most - least + 1 > _WIDE * (frame.nq + frame.nk):
+            return "positions lie too far apart for a table of what is between"
+    # maybe for differences that no pair has: then Tiled, which reads the rows of pairs alone, can run the call
+    return None if is_regards_own(type(buckets)) else missing_rows(buckets, _table_rows(frame, buckets))
 
 
 def _relative_table(frame: Frame, buckets: Buckets) -> _Table:
@@ -198,15 +202,25 @@ def _relative_table(frame: Frame, buckets: Buckets) -> _Table:
     at = frame.positions
     if 0 in frame.shape:  # no pairs, and maybe no positions of which one is the least
         return _Table(torch.zeros(0, dtype=torch.int64, device="cpu"), {})
+    rows = _table_rows(frame, buckets)
     if buckets.farthest is None and _by_index(frame, buckets):
-        ahead = torch.arange(frame.nq + frame.nk - 1, dtype=torch.int64, device="cpu") - (frame.nk - 1)
-        return _Table(buckets.between(ahead + at.q[..., :1] - at.k[..., :1]), {})
-    least, most = _differences(frame, buckets)
+        return _Table(rows, {})
+    least, _ = _differences(frame, buckets)
     q, k = buckets.place(at.q), buckets.place(at.k)
-    # what is added to both keeps differences, and makes those of cells indices of the table
-    first = 0 if buckets.farthest is not None else int(k.min())
+    # what is added to both keeps differences, and makes those of cells indices of the table, as int32
+    first = int(k.min()) if buckets.farthest is None else k.flatten()[:1]  # which no graph need read
     cells = {"q_cell": (q - first - least).int().contiguous(), "k_cell": (k - first).int().contiguous()}
-    return _Table(buckets.between(torch.arange(least, most + 1, dtype=torch.int64, device="cpu")), cells)
+    return _Table(rows, cells)
+
+
+def _table_rows(frame: Frame, buckets: DifferenceBuckets) -> Tensor:
+    """The row of each difference that the table of a call holds."""
+    if buckets.farthest is None and _by_index(frame, buckets):
+        at = frame.positions
+        ahead = torch.arange(frame.nq + frame.nk - 1, dtype=torch.int64, device="cpu") - (frame.nk - 1)
+        return buckets.between(ahead + at.q[..., :1] - at.k[..., :1])
+    least, most = _differences(frame, buckets)
+    return buckets.between(torch.arange(least, most + 1, dtype=torch.int64, device="cpu"))
 
 
 def _by_index(frame: Frame, buckets: DifferenceBuckets) -> bool:
