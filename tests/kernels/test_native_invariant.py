@@ -77,3 +77,28 @@ def test_a_row_has_the_same_bits_alone_in_a_chunk_and_among_all(
             for nk in (157, 16 + rows.stop):  # all keys, and those before the last query: a cache
                 part, part_lse = run(cut(case, rows, nk))
                 assert torch.equal(part, out[1:2, :, rows]) and torch.equal(part_lse, lse[1:2, :, rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("what", [torch.inf, -torch.inf, torch.nan], ids=str)
+@pytest.mark.parametrize("where", ["k", "v"])
+def test_what_is_not_finite_reaches_the_rows_that_see_it(isa: str, where: str, what: float, dtype: torch.dtype) -> None:
+    """As in the reference; of bfloat16 values the bits of rows beside it may be others."""
+    for mask in (rg.Everything(), rg.Causal(), rg.Window(9, 0)):
+        q, k, v = (torch.randn(1, 4, n, WIDTH).to(dtype) for n in (141, 157, 157))
+        {"k": k, "v": v}[where][0, 1, 33, 3] = what
+        at = rg.tail(141, 157)
+        out = rg.attention(q, k, v, mask=mask, positions=at, backend=INVARIANT)
+        wide = (t.double() for t in (q, k, v))
+        exact = rg.attention(*wide, mask=mask, positions=at, backend=rg.Reference())
+        rough = rg.attention(q, k, v, mask=mask, positions=at, backend=rg.Reference())
+        finite = exact.isfinite()
+        assert torch.equal(out.isnan(), exact.isnan()) and torch.equal(out[~finite].isinf(), exact[~finite].isinf())
+        off, allowed = testing.error(out[finite], exact[finite]), testing.tolerance(exact[finite], rough[finite])
+        assert off <= allowed
+        if (where, dtype) == ("v", torch.bfloat16):
+            continue
+        for rows in CHUNKS:
+            own = rg.Positions(at.q[rows], at.k)
+            part = rg.attention(q[:, :, rows], k, v, mask=mask, positions=own, backend=INVARIANT)
+            assert torch.equal(part.nan_to_num(0.5, 2, -2), out[:, :, rows].nan_to_num(0.5, 2, -2))

@@ -66,7 +66,9 @@ class Native(Backend):
 
     invariant: the bits of a query's row depend on no other query of the call, nor on their number: a batch of one, a
     chunk of a prompt and one token decoded against a cache agree. It is slower for few queries. Not available for
-    Additive, Elementwise, Bilinear and Distance, whose rows depend on each other before the kernels read them.
+    Additive, Elementwise, Bilinear and Distance, whose rows depend on each other before the kernels read them. Of
+    bfloat16, values must be finite for that: weights are not rounded for a block of queries of which some see a value
+    that is not finite and some do not. The results are right, but the last bits of its rows are others.
 
     >>> import regard as rg
     >>> rg.Native()
