@@ -28,10 +28,7 @@ def _check_near(mask: str, name: str, n: int) -> None:
 def _interval(
     frame: Frame, least: Tensor | None = None, largest: Tensor | None = None, end: Tensor | None = None
 ) -> Interval | None:
-    """Keys whose position p satisfies least ≤ p ≤ largest < end, one bound a query (None: unbounded), as indices.
-
-    Of largest and end, one may be given.
-    """
+    """Keys whose position p satisfies least ≤ p ≤ largest, or p < end, one bound a query (None: none), as indices."""
     if not frame.keys_sorted:
         return None
     q = frame.positions.q
