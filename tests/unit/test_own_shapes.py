@@ -73,3 +73,11 @@ def test_scores(fn: Callable[[Tensor], Tensor], backend: Backend | None) -> None
         ValueError, match=r"score ScaledDot\(\) >> Changes\(.*gave scores of shape .* for pairs of shape"
     ):
         attend(backend, score=rg.ScaledDot() >> Changes(fn))
+
+
+def test_a_mask_that_answers_for_all_pairs_where_it_is_asked_about_some() -> None:
+    whole = torch.rand(40, 33) < 0.5
+    with pytest.raises(
+        rg.ShapeError, match=r"returned shape \(40, 33\) for pairs of shape \(2, 4, 7, 9\).*is Dense\(t\)"
+    ):
+        attend(rg.Tiled(rows=7, keys=9), mask=rg.Where(lambda b, h, i, j: whole))

@@ -299,8 +299,9 @@ def seen_by(mask: Mask, at: Region, size: tuple[int, int]) -> Tensor:
     if not torch.compiler.is_compiling() and not broadcasts(seen.shape, full):
         raise ShapeError(
             f"mask {mask!r}: visible(at) returned shape {listed(seen.shape)} for pairs of shape {listed(full)}, "
-            "(*batch, heads, queries, keys); expected one that broadcasts to it. at.heads(t), at.queries(t), "
-            "at.keys(t) and at.pairs(t) give a tensor the axes of pairs."
+            "(*batch, heads, queries, keys); expected one that broadcasts to it. A mask is asked about some of the "
+            "pairs at a time: index tensors by i and j, or by at.heads(t), at.queries(t), at.keys(t), at.pairs(t); a "
+            "whole tensor of booleans is Dense(t)."
         )
     return seen
 
