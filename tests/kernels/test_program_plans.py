@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
+from typing import ClassVar
 from unittest.mock import patch
 
 import pytest
@@ -59,6 +60,30 @@ class Parts(rg.Modifier):
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
         return sum(((lambda x: x * RATE)(s * n) for n in range(2)), start=s)
+
+
+@dataclass(frozen=True)
+class Called(rg.Modifier):
+    """Reads the rate where it is called, by a method with a name of Python's."""
+
+    def __call__(self, s: Tensor) -> Tensor:
+        return s * RATE
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return self(s)
+
+
+@dataclass(frozen=True)
+class Counted(rg.Modifier):
+    """Keeps the rate when it is made, in an attribute that is no field."""
+
+    rate: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", RATE)
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s * self.rate
 
 
 @dataclass(frozen=True)
@@ -141,6 +166,8 @@ def test_a_number_that_changes_outside_is_seen(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setitem(globals(), "RATE", rate)
         both(7, 7, near)
         both(7, 7, Parts())
+        both(7, 7, Called())
+        both(7, 7, Counted())
 
 
 def test_the_default_dtype_is_that_of_the_call() -> None:

@@ -97,6 +97,17 @@ def symbolic(*sizes: float) -> bool:
     return not all(shapes.has_static_value(n) for n in sizes)
 
 
+def expected(size: int) -> int | None:
+    """What a size without a fixed value is in the call for which a graph is made; None where torch does not say."""
+    shapes = loaded("torch.fx.experimental.symbolic_shapes")
+    if shapes is None or scripted() or not _HAS_HINTS:
+        return None
+    return shapes.optimization_hint(size, 64)
+
+
+_HAS_HINTS = torch.__version__ >= "2.13"
+
+
 # Whether a torch.func transform (vmap, grad, jvp, ...) is under way: torch.autograd.Function asks it in the same way.
 functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
 # Whether a tensor is a wrapper of torch.func's, which has no memory of its own; also one that outlived its transform.

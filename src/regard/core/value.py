@@ -166,6 +166,11 @@ def fields_of(value: Value) -> tuple[str, ...]:
     return names(type(value))
 
 
+def attributes_of(value: Value) -> Mapping[str, Any]:
+    """What was set on a value: its fields, and what its class may set besides; none of a class with __slots__."""
+    return getattr(value, "__dict__", {})
+
+
 def with_shapes(name: str, held: Mapping[str, Any]) -> str:
     """A class and its fields in a line: dtype and shape of each tensor; fields that are None are left out.
 

@@ -95,7 +95,7 @@ def _written(item: Any, frame: Frame, tensors: list[Tensor]) -> str:
             parts.append(_written(frame.lift(part) if type(item) is Dense else part, frame, tensors))
         return f"[{','.join(parts)}]"
     if isinstance(item, Tensor):
-        tensors.append(item)
+        tensors.append(item.detach())  # no mask has a gradient
         return f"[{len(tensors) - 1}]"
     if isinstance(item, tuple):
         return f"[{','.join([_written(part, frame, tensors) for part in item])}]"  # pyright: ignore

@@ -2,42 +2,31 @@
 
 torch.compile runs no Python of its own while it makes a graph: it follows what Python would do. So a score or a mask is
 described by what it consists of (classes, functions, numbers, the dtypes and sizes of tensors), and a function whose
-result is a constant to torch.compile builds another one of that and records it. It does so for two sets of numbers and
-of sizes that may change; the texts must be the same, else a graph would hold the numbers of one call.
+result is a constant to torch.compile builds another one of that and records it: see examples.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FunctionType
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
-from regard.backends.native.programs.code import NotLowered
-from regard.backends.native.programs.graph import NotTraced
-from regard.backends.native.programs.lower import lower
+from regard.backends.native.programs.examples import CHANGES, NO, Changing, text_of
 from regard.backends.native.programs.operations import PROGRAM_OPERANDS
-from regard.backends.native.programs.recorder import PortableRecorder
-from regard.backends.native.programs.structure import graph_of, key_of
-from regard.backends.native.programs.text import RecordedMask, RecordedModifier, write_graph
-from regard.backends.native.programs.trace import trace, trace_mask
-from regard.core.functions import Unknown
-from regard.core.positions import Positions
+from regard.backends.native.programs.text import RecordedMask, RecordedModifier
 from regard.core.region import Frame
-from regard.core.tracing import constant_in_graphs, loaded, symbolic
-from regard.core.value import Value, fields_of
+from regard.core.tracing import constant_in_graphs, expected, loaded, symbolic
+from regard.core.value import Value, attributes_of, fields_of
 from regard.masks.algebra import Mask
 from regard.masks.dense import Where
 from regard.scores.algebra import Modifier
 
 _NUMBERS = (bool, int, float, str, type(None))
-_CHANGES = "a number that it reads may change from call to call"
 # Whether functions that a graph makes, and that read no variables around them, are constants to torch.compile.
 _CONSTANTS = torch.__version__ >= "2.13"
-_NO = "no: "  # what begins the reason why there is no text
 
 
 def record_modifiers(stages: Sequence[Modifier], frame: Frame) -> RecordedModifier | str:
@@ -46,8 +35,8 @@ def record_modifiers(stages: Sequence[Modifier], frame: Frame) -> RecordedModifi
     if len(tensors) > PROGRAM_OPERANDS:
         return f"it holds {len(tensors)} tensors; a node of a graph has room for {PROGRAM_OPERANDS}"
     found = _recorded("modifiers", tuple(stages), frame)
-    if found.startswith(_NO):
-        return found.removeprefix(_NO)
+    if found.startswith(NO):
+        return found.removeprefix(NO)
     if torch.compiler.is_dynamo_compiling():
         at = frame.region(slice(0, 2), slice(0, 3))  # as many pairs as are recorded
         few = min(frame.nq, 2), min(frame.nk, 3)
@@ -55,31 +44,31 @@ def record_modifiers(stages: Sequence[Modifier], frame: Frame) -> RecordedModifi
         for stage in stages:  # torch.compile guards what it reads on the way; nothing reads the result
             s = cast("Modifier", stage.local(at)).modify(s, at)
         if _numbers_change() or _is_changed():
-            return _CHANGES
+            return CHANGES
     return RecordedModifier(found, tensors)
 
 
 def record_mask(mask: Mask, frame: Frame) -> RecordedMask | str:
     """A mask as one that holds its tensors; or why that cannot be, as a clause."""
     found = _recorded("mask", (mask,), frame)
-    if found.startswith(_NO):
-        return found.removeprefix(_NO)
+    if found.startswith(NO):
+        return found.removeprefix(NO)
     if torch.compiler.is_dynamo_compiling():
         mask.visible(frame.region(slice(0, 2), slice(0, 3)))  # as above
         if _numbers_change() or _is_changed():
-            return _CHANGES
+            return CHANGES
     return RecordedMask(found, mask.tensors())
 
 
 def _recorded(kind: str, items: tuple[Value, ...], frame: Frame) -> str:
-    """A text, or _NO and why there is none."""
+    """A text, or NO and why there is none."""
     sizes = frame.nq, frame.nk
     unknown: list[str] = []
     described = tuple([_described(item, sizes, unknown) for item in items])
     if not frame.headed and any(t.dim() > 1 for item in items for t in item.tensors()):
         unknown.append("it holds tensors without the axis of heads that a node of a graph has")
     if unknown:
-        return _NO + unknown[0]
+        return NO + unknown[0]
     at = frame.positions
     around = (
         tuple([_size(n, sizes) for n in frame.batch]),
@@ -89,7 +78,7 @@ def _recorded(kind: str, items: tuple[Value, ...], frame: Frame) -> str:
         tuple([_size(n, sizes) for n in at.k.shape[:-1]]),
         frame.headed,
     )
-    return _text_of(kind, described, around)
+    return text_of(kind, described, around)
 
 
 def _described(item: Any, sizes: tuple[int, int], unknown: list[str], arguments: int | None = None) -> Any:
@@ -100,6 +89,8 @@ def _described(item: Any, sizes: tuple[int, int], unknown: list[str], arguments:
     if isinstance(item, Tensor):
         return "tensor", item.dtype, tuple([_size(n, sizes) for n in item.shape])
     if isinstance(item, Value):
+        if len(attributes_of(item)) > len(fields_of(item)):
+            unknown.append(f"a {type(item).__name__} has attributes that are no fields")
         own = 4 if type(item) is Where else None  # b, h, i, j
         fields = [_described(getattr(item, name), sizes, unknown, own) for name in fields_of(item)]
         return "value", type(item), tuple(fields)
@@ -115,9 +106,9 @@ def _described(item: Any, sizes: tuple[int, int], unknown: list[str], arguments:
         unknown.append(f"it holds a {type(item).__name__}")
         return None
     if isinstance(item, (int, float)) and symbolic(item):
-        unknown.append(_CHANGES)
+        unknown.append(CHANGES)
         return None
-    return "constant", None, item
+    return "constant", None, _constant(item) if type(item) is int else item
 
 
 def _is_made_in_graph(function: FunctionType, arguments: int | None) -> bool:
@@ -167,75 +158,17 @@ def _is_changed() -> bool:
     return any(type(var.mutation_type).__name__.endswith("Existing") for var in changed)
 
 
-def _size(n: int, sizes: tuple[int, int]) -> int | str:
-    """A size that is known while a graph is made, or which one it is."""
+def _size(n: int, sizes: tuple[int, int]) -> int | Changing:
+    """A size as a constant."""
     if not symbolic(n):
-        return n
+        return _constant(n)
     for name, size in zip(("queries", "keys"), sizes, strict=True):
         if symbolic(size) and n == size:
-            return name
-    return "others"
+            return name, expected(n)
+    return "others", expected(n)
 
 
-@constant_in_graphs
-def _text_of(kind: str, described: tuple[Any, ...], around: tuple[Any, ...]) -> str:
-    """What is recorded of two examples, if it is the same."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
-        try:
-            first, second = (_example_text(kind, described, around, n) for n in range(2))
-        except (NotTraced, NotLowered) as why:
-            return _NO + str(why)
-        except Exception as error:  # what Python raises where it runs the function for an example
-            return f"{_NO}{type(error).__name__} was raised while it was recorded for a graph"
-    return first if first == second else _NO + _CHANGES
-
-
-_EXAMPLES = (
-    {"queries": 37, "keys": 41, "others": 43},
-    {"queries": 53, "keys": 59, "others": 61},
-)
-
-
-def _example_text(kind: str, described: tuple[Any, ...], around: tuple[Any, ...], n: int) -> str:
-    sizes = _EXAMPLES[n]
-
-    def size(x: int | str) -> int:
-        return sizes[x] if isinstance(x, str) else x
-
-    def tensor(dtype: torch.dtype, shape: tuple[int | str, ...]) -> Tensor:
-        return torch.full((), n, dtype=dtype, device="cpu").expand([size(x) for x in shape])
-
-    batch, heads, nq, nk, q_lead, k_lead, headed = around
-    positions = [
-        torch.arange(size(count), dtype=torch.int64, device="cpu").expand([*map(size, lead), size(count)])
-        for count, lead in ((nq, q_lead), (nk, k_lead))
-    ]
-    frame = Frame(tuple(map(size, batch)), size(heads), size(nq), size(nk), Positions(*positions), headed)
-    items = [_made(part, tensor) for part in described]
-    if kind == "mask":
-        text = write_graph(trace_mask(items[0], frame, PortableRecorder))
-    else:
-        text = write_graph(trace(items, frame, torch.float32, PortableRecorder))
-        held = [t for stage in items for t in stage.tensors()]
-        lower(graph_of((RecordedModifier(text, tuple(held)),), frame), frame, held, (False,) * len(held))
-    try:
-        key_of(tuple(items))  # what has a key reads numbers and functions alone: torch guards not all of the rest
-    except Unknown:
-        raise NotTraced("it reads what may change without that torch.compile notices") from None
-    return text
-
-
-def _made(part: Any, tensor: Callable[..., Tensor]) -> Any:
-    """What `_described` described. tensor: one of a dtype and a shape."""
-    what, of, held = part
-    if what == "tensor":
-        return tensor(of, held)
-    if what == "constant":
-        return held
-    own = tuple([_made(one, tensor) for one in held])
-    if what == "tuple":
-        return own
-    item = object.__new__(of)
-    for name, field in zip(fields_of(item), own, strict=True):
-        object.__setattr__(item, name, field)
-    return item
+def _constant(n: int) -> int:
+    """A whole number with a fixed value; torch.compile may know it by a guard, and not as a constant."""
+    known = expected(n)
+    return n if known is None else known

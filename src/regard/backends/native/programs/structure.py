@@ -15,7 +15,7 @@ from regard.backends.native.programs.trace_features import trace_features
 from regard.call.part import PartOfCall
 from regard.core.functions import NUMBERS, Unknown, function_key
 from regard.core.region import Frame
-from regard.core.value import Value, is_regards_own, names, number_key
+from regard.core.value import Value, attributes_of, is_regards_own, names, number_key
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Modifier
 from regard.scores.elementwise import Elementwise
@@ -79,7 +79,10 @@ def key_of(item: Any) -> Any:
     if isinstance(item, Value):
         kind = type(item)
         code = () if is_regards_own(kind) else _read_by(kind)
-        return kind, code, *(key_of(getattr(item, name)) for name in names(kind))
+        fields = names(kind)
+        besides = [(name, x) for name, x in attributes_of(item).items() if name not in fields]
+        own = [key_of(getattr(item, name)) for name in fields]
+        return kind, code, *own, *((name, key_of(x)) for name, x in besides)
     if isinstance(item, NUMBERS):
         return number_key(item)
     if isinstance(item, FunctionType):
@@ -89,6 +92,16 @@ def key_of(item: Any) -> Any:
     raise Unknown
 
 
+# Methods that no value runs while it is traced: dataclasses make most of them.
+_NEVER_RUN = frozenset(
+    f"__{name}__"
+    for name in (
+        *("init", "post_init", "init_subclass", "repr", "eq", "hash", "setattr", "delattr"),
+        *("getstate", "setstate", "replace", "annotate", "annotate_func"),
+    )
+)
+
+
 def _read_by(kind: type) -> Any:
     """The functions and numbers of a class, and the numbers outside of it that they read. Raises Unknown."""
     found: list[Any] = []
@@ -96,7 +109,8 @@ def _read_by(kind: type) -> Any:
         if is_regards_own(base) or base is object:
             continue
         for name, member in vars(base).items():
-            if name.startswith(("__", "_abc_")):
+            special = name.startswith("__") and (name in _NEVER_RUN or not isinstance(member, FunctionType))
+            if special or name.startswith("_abc_"):
                 continue
             if isinstance(member, (classmethod, staticmethod)):
                 member = member.__func__
