@@ -148,3 +148,30 @@ def test_a_mask_of_a_tensor_that_requires_a_gradient(score: rg.Score) -> None:
         for run, y in ((torch.compile(call, backend="aot_eager", fullgraph=True), x), (call, exact))
     )
     close((*got[:2], got[2].double()), (*right[:2], right[2].double()))
+
+
+@dataclass(frozen=True)
+class Scaled(rg.Modifier):
+    """A number that is computed of a learned one, for each head."""
+
+    log: Tensor
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s * at.heads(self.log.exp())
+
+
+def test_gradients_of_a_modifier_alone_beside_a_function() -> None:
+    """The forward asks how many tensors the program with derivatives reads; it is the one that the backward finds."""
+    torch._dynamo.reset()
+
+    def call(x: Tensor, log: Tensor) -> Tensor:
+        mask = rg.Where(lambda b, h, i, j: (i - j) % 3 == 0)
+        return rg.attention(x, x, x, score=rg.ScaledDot() >> Scaled(log), mask=mask)
+
+    x, log = torch.randn(2, 4, 40, 8), torch.randn(4, requires_grad=True)
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    got, right = (
+        torch.autograd.grad(run(y, t).square().sum(), t)
+        for run, y, t in ((compiled, x, log), (call, x.double(), log.detach().double().requires_grad_()))
+    )
+    close(got, right)

@@ -153,6 +153,12 @@ GUARDS: tuple[Callable[[], object], ...] = (
 )
 
 
+def seen_by_autograd() -> AbstractContextManager[Any]:
+    """Autograd records what runs inside, also where an operator runs that it has recorded as one step."""
+    core = torch._C  # pyright: ignore[reportPrivateUsage]
+    return core._SetExcludeDispatchKeyGuard(core.DispatchKey.AutogradFunctionality, False)  # pyright: ignore[reportPrivateUsage]
+
+
 def unseen_by_hooks() -> AbstractContextManager[Any]:
     """Hides what autograd saves from the caller's hooks, for operations that are part of no call's result.
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +31,7 @@ from regard.core.errors import ShapeError
 from regard.core.positions import Positions
 from regard.core.region import Frame
 from regard.core.state import RowStats
+from regard.core.tracing import seen_by_autograd
 from regard.scores.algebra import Pipeline
 from regard.scores.similarity import ScaledDot
 
@@ -72,7 +71,7 @@ def gradients_of_text(args: KernelArgs, saved: KernelResults, cotangents: Pair, 
     if problem.sink is not None:
         names[-1] = "sink"
     needs = tuple([name in wanted for name in names])
-    with _autograd():
+    with seen_by_autograd():
         if why_not(problem) is None and why_not_learned(problem, needs) is None:
             known = lower(problem, lower_mask(problem, library().tile), bool(args.number("invariant")))
             found = backward(problem, known, saved, cotangents, needs)
@@ -80,12 +79,6 @@ def gradients_of_text(args: KernelArgs, saved: KernelResults, cotangents: Pair, 
             found = backward_by_tiles(problem, *_streamed(problem), cotangents, needs, Size())
     named = {name: g for name, g in zip(names, found, strict=True) if g is not None and name in LEARNED}
     return {name: g[..., None, None] if name == "sink" else g for name, g in named.items()}
-
-
-def _autograd() -> AbstractContextManager[Any]:
-    """Autograd records what runs inside, also where an operator runs that it has recorded as one step."""
-    core = torch._C  # pyright: ignore[reportPrivateUsage]
-    return core._SetExcludeDispatchKeyGuard(core.DispatchKey.AutogradFunctionality, False)  # pyright: ignore[reportPrivateUsage]
 
 
 def _by_tiles(problem: Problem) -> KernelResults:

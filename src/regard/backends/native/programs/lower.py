@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -17,6 +18,7 @@ from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERA
 from regard.backends.native.programs.reads import Range, Read, broadcasts, extent, number_of
 from regard.backends.native.programs.reverse import bound, derivatives
 from regard.core.region import Frame
+from regard.core.tracing import seen_by_autograd
 from regard.core.value import number_key
 
 _MOST = 8  # programs of a graph that are kept for the same gradients: of other numbers, or longer sequences
@@ -113,7 +115,8 @@ def lower(
         rows, learned = (rows_of or _rows)(lowering, lowering.as_float(lowering.value(graph.result)))
         return Program(rows, lowering.tensors, learned, inputs), _Kept.of(lowering, rows, list(learned))
 
-    with torch.enable_grad():
+    # a program with derivatives may be asked for, and is kept, where an operator of a graph computes no more than out
+    with torch.enable_grad(), seen_by_autograd() if exact else nullcontext():
         return replace(_kept_or_made(graph, values, recorded, inputs, tuple(wanted), made), function=graph.function)
 
 
