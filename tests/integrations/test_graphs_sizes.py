@@ -175,3 +175,29 @@ def test_gradients_of_a_modifier_alone_beside_a_function() -> None:
         for run, y, t in ((compiled, x, log), (call, x.double(), log.detach().double().requires_grad_()))
     )
     close(got, right)
+
+
+class Model(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return rg.attention(x, x, x, score=rg.ScaledDot() >> HalfOf(), mask=Nearest())
+
+
+@dataclass(frozen=True)
+class HalfOf(rg.Modifier):
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s * 0.5
+
+
+@dataclass(frozen=True)
+class Nearest(rg.Mask):
+    def visible(self, at: Region) -> Tensor:
+        return (at.i - at.j).abs() % 5 < 2
+
+
+def test_a_recording_forbids_no_length_of_an_export() -> None:
+    torch._dynamo.reset()
+    n = torch.export.Dim("n", min=2, max=512)
+    exported = torch.export.export(Model(), (torch.randn(1, 2, 40, 8),), dynamic_shapes=({2: n},), strict=True).module()
+    for length in (2, 3, 40):
+        x = torch.randn(1, 2, length, 8)
+        close((exported(x),), (Model()(x.double()),))

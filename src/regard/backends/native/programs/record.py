@@ -38,8 +38,8 @@ def record_modifiers(stages: Sequence[Modifier], frame: Frame) -> RecordedModifi
     if found.startswith(NO):
         return found.removeprefix(NO)
     if torch.compiler.is_dynamo_compiling():
-        at = frame.region(slice(0, 2), slice(0, 3))  # as many pairs as are recorded
-        few = min(frame.nq, 2), min(frame.nk, 3)
+        at = frame.region(slice(0, 2), slice(0, 2))  # sizes that may change are 2 at least
+        few = min(frame.nq, 2), min(frame.nk, 2)
         s = torch.zeros((*frame.batch, frame.heads, *few), dtype=torch.float32, device="cpu")
         for stage in stages:  # torch.compile guards what it reads on the way; nothing reads the result
             s = cast("Modifier", stage.local(at)).modify(s, at)
@@ -54,7 +54,7 @@ def record_mask(mask: Mask, frame: Frame) -> RecordedMask | str:
     if found.startswith(NO):
         return found.removeprefix(NO)
     if torch.compiler.is_dynamo_compiling():
-        mask.visible(frame.region(slice(0, 2), slice(0, 3)))  # as above
+        mask.visible(frame.region(slice(0, 2), slice(0, 2)))  # as above
         if _numbers_change() or _is_changed():
             return CHANGES
     return RecordedMask(found, mask.tensors())
