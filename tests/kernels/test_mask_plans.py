@@ -53,6 +53,16 @@ class Steps(rg.Modifier):
         return s - (at.i - at.j).abs() * 0.01
 
 
+@dataclass(frozen=True)
+class Scaled(rg.Modifier):
+    """One with a number a head, whose shape shows where there are no pairs."""
+
+    by: Tensor
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s * at.heads(self.by)
+
+
 def with_reach(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return (i - j).abs() <= reach
 
@@ -201,3 +211,12 @@ def test_a_large_map_is_not_kept_for_the_backward() -> None:
         found = torch.autograd.grad(out.sum(), v)[0]
         expected = rg.attention_weights(q, k, mask=rg.Where(nowhere)).sum(-2)[..., None].expand(-1, -1, -1, 8)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [(0, 10), (3, 0)])
+def test_calls_without_pairs(sizes: tuple[int, int]) -> None:
+    for _ in range(2):
+        tensors = drawn(*sizes, True)
+        score = rg.ScaledDot() >> Scaled(torch.rand(4))
+        given: dict[str, Any] = {"mask": rg.Where(with_reach), "score": score, "positions": rg.tail(*sizes)}
+        assert not any(t.any() for t in outcomes(tensors, **given))

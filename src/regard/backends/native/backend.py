@@ -152,6 +152,8 @@ class Native(Backend):
         if training and family.why_streamed(problem, (*example.needs, *(False,) * rest)):
             return None
         args = self._kernel_args(problem)
+        if 0 in (*args.shape, *args.k.shape[-2:], args.v.shape[-1]):
+            return None
         anew = LoweredAnew.of(family, args, example)
         if not repeats(family, args, example, anew):
             return None

@@ -18,7 +18,7 @@ _MOST_KEPT = 1 << 20  # bytes made for a structure (intervals, tile maps) that a
 def repeats(family: KernelFamily, args: KernelArgs, example: Example, anew: LoweredAnew) -> bool:
     """Whether a plan can serve other calls of the example's structure: all that varies is one of its inputs."""
     problem = example.problem
-    if family.copied(problem) or 0 in (*args.shape, *args.k.shape[-2:], args.v.shape[-1]):
+    if family.copied(problem):
         return False
     repeated = anew.modifiers
     if repeated is not None and not repeated.lasts:
