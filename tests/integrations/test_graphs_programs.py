@@ -227,20 +227,6 @@ def test_a_number_that_a_function_reads_is_seen_when_it_changes(
         torch.testing.assert_close(compiled(*given), three(*given), rtol=1e-4, atol=1e-5)
 
 
-def test_a_function_that_is_made_in_a_graph() -> None:
-    """It may read what the graph computes; without variables around it, it is recorded as every other."""
-
-    def inside(q: Tensor) -> tuple[Tensor, ...]:
-        n, seen = q.shape[-2] // 2, q.sum((0, 1, 3)) > 0
-        masks = (lambda b, h, i, j: i < j + 5), (lambda b, h, i, j: i < n), (lambda b, h, i, j: seen[j])
-        return tuple([rg.attention(q, q, q, mask=rg.Where(fn)) for fn in masks])
-
-    q, watched = torch.randn(1, 2, 37, 8), Watched()
-    got = torch.compile(inside, backend=watched, fullgraph=True, dynamic=True)(q)
-    torch.testing.assert_close(got, inside(q), rtol=1e-4, atol=1e-5)
-    assert [bool(node["mask_text"]) for node in watched.nodes] == [True, False, False]
-
-
 def test_what_is_not_recorded_runs_as_before() -> None:
     """Functions that read tensors, or what they hold no name for; explain says so."""
     table, flags = torch.randn(9), torch.rand(200) < 0.7

@@ -121,6 +121,8 @@ def _is_made_in_graph(function: FunctionType, arguments: int | None) -> bool:
     if not code.co_freevars:
         local = "<locals>" in getattr(code, "co_qualname", "<locals>")  # Python 3.10 has none
         return local and (not _CONSTANTS or code.co_argcount + code.co_kwonlyargcount != arguments)
+    if not hasattr(function, "__get__"):  # to torch.compile, those that it makes have no such method
+        return True
     try:
         return function.__closure__ is None
     except AttributeError:
