@@ -30,7 +30,7 @@ MASKS = {
 
 def tile_map(mask: rg.Mask, queries: int) -> dict[str, Tensor]:
     """What is made of a mask that is no program."""
-    return lowering._lower(mask, AT, AT.heads, (queries, 128))
+    return lowering._lowered(None, mask, AT, AT.heads, (queries, 128))
 
 
 def written_out(found: dict[str, Tensor], queries: int, keys: int) -> Tensor:
@@ -57,15 +57,15 @@ def test_booleans_beside_any_number_of_intervals_need_no_map() -> None:
     """Nor do those of a part of a whole call, or of one of its heads."""
     dense, window, at = rg.Dense(torch.rand(2, 151, 331) < 0.5), rg.Window(40, 3), AT.positions
     for mask in (dense & rg.Causal(), dense & rg.Causal() & window, rg.Causal() & dense & window):
-        found = lowering._lower(mask, AT, AT.heads, (64, 128))
+        found = lowering._lowered(None, mask, AT, AT.heads, (64, 128))
         assert {"allowed", "last"} <= found.keys() and "tiles" not in found
         assert found["allowed"].data_ptr() == dense.allowed.data_ptr()
         part = QueriesAndKeys(range(10, 151), range(30, 331, 2), 151, 331)
         place = rg.Positions(at.q[10:], at.k[30::2])
         frame = Frame.of(141, 151, batch=(3,), heads=2, positions=place)
-        found = lowering._lower(mask_of_part(mask, part), frame, 2, (64, 128))
+        found = lowering._lowered(None, mask_of_part(mask, part), frame, 2, (64, 128))
         assert "tiles" not in found and torch.equal(found["allowed"], dense.allowed[:, 10:, 30::2])
-    assert "tiles" in lowering._lower(dense & rg.Dense(dense.allowed[:1]), AT, AT.heads, (64, 128))
+    assert "tiles" in lowering._lowered(None, dense & rg.Dense(dense.allowed[:1]), AT, AT.heads, (64, 128))
 
 
 def test_a_tile_that_is_all_hidden_or_all_visible_has_no_bits() -> None:

@@ -50,7 +50,7 @@ _STRIDED = torch.strided
 
 
 class Open(Exception):
-    """The value holds something whose meaning may change while it looks the same: a function, a foreign class."""
+    """The value holds something whose meaning may change while it looks the same, such as a function of a score."""
 
 
 def outline(item: Any, leaves: list[Tensor]) -> Any:

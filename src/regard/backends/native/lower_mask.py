@@ -45,7 +45,9 @@ def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Any]
     """
     mask, frame = problem.mask, problem.frame
     if tile is not None:
-        return _lowered(_programmed(problem), mask, frame, problem.key_heads, tile)
+        found = _lowered(_programmed(problem), mask, frame, problem.key_heads, tile)
+        assert found is not None
+        return found
     if programmed(problem):  # the operator makes the program of the modifiers beside that of the mask
         own = with_recorded(mask, frame)
         if isinstance(own, str) or why_not_text(own) is not None:
@@ -65,20 +67,36 @@ def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Any]
     return {"allowed": full(mask.visible(frame.region()))}
 
 
-def lower_function(
-    mask: Mask, frame: Frame, key_heads: int, room: Callable[[], int], tile: tuple[int, int]
-) -> dict[str, Any]:
-    """The same of a mask with a function of Python, whose program may read `room` tensors."""
-    return _lowered(_with_program(mask, frame, key_heads, room), mask, frame, key_heads, tile)
+def lower_in_plan(
+    mask: Mask, frame: Frame, key_heads: int, room: int, tile: tuple[int, int], most: float
+) -> dict[str, Any] | None:
+    """The same of a call that has a plan and no problem.
+
+    room: how many tensors a program of the mask may read. None where a bit for each pair takes more than `most` bytes.
+    """
+    found = _with_program(mask, frame, key_heads, lambda: room)
+    return _lowered(found, mask, frame, key_heads, tile, most)
 
 
 def _lowered(
-    found: _Programmed | None, mask: Mask, frame: Frame, key_heads: int, tile: tuple[int, int]
-) -> dict[str, Any]:
-    if found is None or not isinstance(found.program, MaskProgram):
-        return _lower(mask, frame, key_heads, tile)
-    operands = {"mask_code": found.program.rows, **found.program.operands, **found.known}
-    return operands | hidden_tiles(found.rest, frame, tile)
+    found: _Programmed | None,
+    mask: Mask,
+    frame: Frame,
+    key_heads: int,
+    tile: tuple[int, int],
+    most: float = math.inf,
+) -> dict[str, Any] | None:
+    if found is not None and isinstance(found.program, MaskProgram):
+        operands = {"mask_code": found.program.rows, **found.program.operands, **found.known}
+        return operands | hidden_tiles(found.rest, frame, tile)
+    known = _without_pairs(mask, frame)
+    if known is not None:
+        return known
+    if frame.nq * frame.nk // 8 > most:
+        return None
+    if _few(frame, key_heads):
+        return {"allowed": full(seen_by(mask, frame.region(), (frame.nq, frame.nk)))}
+    return _tile_map(mask, frame, *tile)
 
 
 def _as_text(mask: Mask, frame: Frame) -> dict[str, Any]:
@@ -116,7 +134,7 @@ def _programmed(problem: Problem) -> _Programmed | None:
 def _with_program(mask: Mask, frame: Frame, key_heads: int, room: Callable[[], int]) -> _Programmed | None:
     """None of a mask that needs no program.
 
-    Of a mask of regard's own a map is better: it serves all heads, and plans keep it.
+    Of a mask of regard's own a map is better, which serves all heads.
     """
     parts = joined(mask)
     functions = [has_function(part) for part in parts]
@@ -164,15 +182,6 @@ def why_no_program(problem: Problem) -> str | None:
 
 def _few(frame: Frame, key_heads: int) -> bool:
     return frame.heads // max(key_heads, 1) * frame.nq < FEW
-
-
-def _lower(mask: Mask, frame: Frame, key_heads: int, tile: tuple[int, int]) -> dict[str, Any]:
-    known = _without_pairs(mask, frame)
-    if known is not None:
-        return known
-    if _few(frame, key_heads):
-        return {"allowed": full(seen_by(mask, frame.region(), (frame.nq, frame.nk)))}
-    return _tile_map(mask, frame, *tile)
 
 
 def _without_pairs(mask: Mask, frame: Frame) -> dict[str, Any] | None:

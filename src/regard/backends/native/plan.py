@@ -1,13 +1,14 @@
 """Plans: the struct of a call, kept for other calls of its structure and filled with what changes from call to call.
 
 What changes: where the caller's tensors lie, how many queries and keys there are, their strides, positions, the seed of
-dropout, the intervals of a mask whose tensors decide them (Lengths, Documents), what a program reads that modifiers of
-one's own became, and a table of relative biases.
+dropout, the intervals of a mask whose tensors decide them (Lengths, Documents), a mask that is a function or is written
+out from its tensors, what a program reads that modifiers of one's own became, and a table of relative biases.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 from itertools import chain
 from struct import Struct as Packer
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from regard.backends.base import Example, PlanInputs
 from regard.backends.native.abi import AXES, CODES, LEAVES, CallArguments, PlanArguments
-from regard.backends.native.args import KernelArgs, bytes_of_pairs
+from regard.backends.native.args import KernelArgs
 from regard.backends.native.bind import bind
 from regard.backends.native.c_structs import Struct
 from regard.backends.native.call_operands import INTERVAL_NAMES, OF_LENGTHS
@@ -242,10 +243,11 @@ class ForwardPlan:
         return True
 
     def _set_mask(self, struct: Struct, call: PlanInputs, mask: RepeatedMask) -> bool:
-        """Fills in what the kernels read of a mask with code; whether that could be found, and may be kept."""
-        found = mask.operands(self.frame(call), call.mask)
-        # a backward would keep it: the general way lowers the mask again where that is large
-        if found is None or (self.training and bytes_of_pairs(found) > call.q.nbytes + call.k.nbytes):
+        """Fills in what the kernels read of a mask that each call lowers; whether there is such a thing."""
+        # kept until the backward; where that is large, the general way lowers the mask again instead
+        most = call.q.nbytes + call.k.nbytes if self.training else math.inf
+        found = mask.operands(self.frame(call), call.mask, most)
+        if found is None:
             return False
         operands = {name: t for name, t in found.items() if name not in INTERVAL_NAMES}
         set_visible(struct, {name: x for name, x in found.items() if name in INTERVAL_NAMES})

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.backends.native.args import KernelArgs
+from regard.backends.native.args import KernelArgs, bytes_of_pairs
 from regard.backends.native.call_operands import OF_MASK, PLACED
 from regard.backends.native.ffi import library
-from regard.backends.native.lower_mask import lower_function
+from regard.backends.native.lower_mask import lower_in_plan
 from regard.backends.native.mask_program import room_of_mask
 from regard.backends.native.modifiers.base import RepeatedModifiers
 from regard.backends.native.modifiers.program import OPERAND_NAMES
@@ -46,13 +46,18 @@ class RepeatedMask:
         self.names = args.operands.keys() & own
         self._key_heads, self._room, self._placed = problem.key_heads, room_of_mask(problem), "q_at" in args.operands
 
-    def operands(self, frame: Frame, mask: Mask) -> dict[str, Any] | None:
-        """The operands and numbers of a call's mask; None where the call must go the general way."""
+    def operands(self, frame: Frame, mask: Mask, most: float) -> dict[str, Any] | None:
+        """The operands and numbers of a call's mask; None where the call must go the general way.
+
+        most: bytes that a mask may take which is written out pair by pair
+        """
         if mask.shape_error(frame) is not None:
             return None
         try:
-            found = lower_function(mask, frame, self._key_heads, lambda: self._room, library().tile)
+            found = lower_in_plan(mask, frame, self._key_heads, self._room, library().tile, most)
         except Exception:  # of a person's code: the general way says which
+            return None
+        if found is None or bytes_of_pairs(found) > most:
             return None
         return found if self._placed or PLACED.isdisjoint(found) else None
 
