@@ -48,7 +48,7 @@ static Place place_of_rows(const Block<V>& b, int vector) {
 // Loads what these queries' program reads that no key changes.
 template <int V>
 static void load_program(const Block<V>& b, int vector) {
-  if (Program::used(b.c)) Program::load_shared<2>(b.c, place_of_rows(b, vector), *b.slots, b.memory);
+  if (Program::used(b.c)) Program::load_shared<2>(b.c, place_of_rows(b, vector), *b.registers);
 }
 
 // Scores of `count` keys of a block, from j on, times factor, become those of the program.
@@ -56,7 +56,7 @@ template <int V>
 static void run_program_of_rows(const Block<V>& b, int vector, int64_t j, int64_t count, float* s) {
   for (int64_t n = 0; b.factor != 1 && n < count * kBlock; n += W)
     store(s + n, Isa::product(load(s + n), splat(b.factor)));
-  Program::run<2>(b.c, place_of_rows(b, vector), *b.slots, s, kBlock, j, count, nullptr, [] { Isa::keep_awake(); });
+  Program::run<2>(b.c, place_of_rows(b, vector), *b.registers, s, kBlock, j, count, nullptr, [] { Isa::keep_awake(); });
 }
 
 // The largest of a block's scores, of a vector.

@@ -5,7 +5,7 @@
 // A tile is first asked for the ranges of its whole numbers: where they decide the result, nothing is computed pair by
 // pair, and a tile that is hidden costs no products.
 #pragma once
-#include "steps/interpreter.h"
+#include "steps/by_distance.h"
 #include "steps/mask_list.h"
 
 namespace regard {
@@ -138,13 +138,27 @@ struct MaskProgram : ProgramCode, TileMask {
 
   // Clears the bits of a tile's hidden pairs: of the queries of a place and the keys [j, j + count).
   REGARD_NOINLINE void hide(uint64_t* bits, const regard_call& c, const Place& p, int64_t j, int64_t count) {
-    alignas(64) float memory[REGARD_SLOTS * Interpreter::kSlotSize];
-    Slots s;
-    Interpreter::place_slots(s, memory, Interpreter::kSlotSize, kVectors);
-    const Instruction* body = Interpreter::run_shared<kVectors>(c, p, s, begin_of(c));
+    alignas(64) float memory[REGARD_SLOTS * Interpreter::kSlotSize], tables[ByDistance::scratch_size];
+    Slots shared;
+    Interpreter::place_slots(shared, memory, Interpreter::kSlotSize, kVectors);
+    const Instruction* body = Interpreter::run_shared<kVectors>(c, p, shared, begin_of(c));
+    const ByDistance distances = ByDistance::of(c, begin_of(c), body, end_of(c));
+    for (int64_t done = 0, keys; done < count; done += keys) {
+      keys = count - done < kTile ? count - done : kTile;
+      hide_keys(bits + done, c, p, shared, distances, tables, j + done, keys);
+    }
+  }
+
+  // The same of kTile keys or fewer.
+  static void hide_keys(uint64_t* bits, const regard_call& c, const Place& p, const Slots& shared,
+                        const ByDistance& distances, float* tables, int64_t j, int64_t count) {
+    Slots s = shared;
+    const bool by_distance =
+        distances.any() && count >= ByDistance::kLeastKeys && distances.run(c, p, s, tables, kQueries, j, count);
     for (int64_t n = 0, keys; n < count; n += keys) {
       keys = count - n < kProgramKeys ? count - n : kProgramKeys;
-      const Instruction* x = body;
+      if (by_distance) distances.point(s, tables, count, n);
+      const Instruction* x = by_distance ? distances.end : distances.begin;
       for (; x->op != REGARD_DO_RESULT; ++x) {
         if (x->op == REGARD_DO_LOAD) Interpreter::load_operand<kVectors>(c, p, s, *x, j + n, keys);
         else Interpreter::compute<kVectors>(c, s, *x, keys);

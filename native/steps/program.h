@@ -6,6 +6,7 @@
 // keys share), then the rest up to RESULT, then those of the derivatives by operands (LOAD_GRADIENT, GATHER_GRADIENT)
 // and by the score, up to DERIVATIVE.
 #pragma once
+#include "steps/by_distance.h"
 #include "steps/interpreter.h"
 #include "steps/program_gradients.h"
 #include "steps/softcap.h"
@@ -13,10 +14,16 @@
 namespace regard {
 
 struct Program : Modifier, ProgramGradients {
+  // What a thread keeps of a program while it runs for some queries. memory: of the slots; tables: of the distances.
+  struct Registers {
+    Slots slots;
+    ByDistance distances;
+    float *memory, *tables;
+  };
+
   template <int V>
   struct State {
-    Slots* slots;
-    float* memory;
+    Registers* registers;
   };
 
   static bool used(const regard_call& c) { return c.program_code; }
@@ -27,34 +34,30 @@ struct Program : Modifier, ProgramGradients {
       ProgramGradients::sharing;
   using ProgramGradients::wants_grad, ProgramGradients::write_grad;
 
-  static constexpr int64_t kSlotsSize =
-      (int64_t)(sizeof(Slots) / sizeof(float)) / 16 * 16 + 32;  // whole lines of the cache
-  static constexpr int64_t scratch_size = kSlotsSize + REGARD_SLOTS * Interpreter::kSlotSize;
+  static constexpr int64_t kRegistersSize =
+      (int64_t)(sizeof(Registers) / sizeof(float)) / 16 * 16 + 32;  // whole lines of the cache
+  static constexpr int64_t kSlotsSize = REGARD_SLOTS * Interpreter::kSlotSize;
+  static constexpr int64_t scratch_size = kRegistersSize + kSlotsSize + ByDistance::scratch_size;
 
   template <int V>
   static void begin(Block<V>& b, float* scratch) {
-    b.slots = (Slots*)(((uintptr_t)scratch + 15) / 16 * 16);
-    b.memory = scratch + kSlotsSize;
+    b.registers = (Registers*)(((uintptr_t)scratch + 15) / 16 * 16);
+    b.registers->memory = scratch + kRegistersSize;
+    b.registers->tables = b.registers->memory + kSlotsSize;
   }
 
   // Places the slots, and runs what keys share, for V vectors of queries at a place.
   template <int V>
-  static void load_shared(const regard_call& c, const Place& p, Slots& slots, float* memory) {
-    Interpreter::place_slots(slots, memory, Interpreter::kSlotSize, V);
-    Interpreter::run_shared<V>(c, p, slots, begin_of(c));
+  static void load_shared(const regard_call& c, const Place& p, Registers& r) {
+    Interpreter::place_slots(r.slots, r.memory, Interpreter::kSlotSize, V);
+    const Instruction* body = Interpreter::run_shared<V>(c, p, r.slots, begin_of(c));
+    r.distances = ByDistance::of(c, begin_of(c), body, end_of(c));
   }
 
   // For each tile, since the blocks of an item share scratch.
   template <int V>
   static void load_tile(const Block<V>& b, const Tile&) {
-    load_shared<V>(b.c, b.p, *b.slots, b.memory);
-  }
-
-  // The first instruction that keys do not share.
-  static const Instruction* body_of(const regard_call& c) {
-    const Instruction* x = begin_of(c);
-    while (shared_by_keys(c, *x)) ++x;
-    return x;
+    load_shared<V>(b.c, b.p, *b.registers);
   }
 
   // Runs a program's body for `keys` keys whose natural scores are in slot 0. load: what an instruction loads; result:
@@ -87,15 +90,29 @@ struct Program : Modifier, ProgramGradients {
   // in base 2. kept: takes what the backward reads of them, see ProgramGradients::kept_size, or null.
   // between: is called after each kAtOnce keys.
   template <int V, class Between>
-  REGARD_NOINLINE void run(const regard_call& c, const Place& p, Slots& slots, float* scores, int64_t ld, int64_t j,
-                           int64_t count, float* kept, const Between& between) {
+  REGARD_NOINLINE void run(const regard_call& c, const Place& p, const Registers& r, float* scores, int64_t ld,
+                           int64_t j, int64_t count, float* kept, const Between& between) {
+    for (int64_t done = 0, keys; done < count; done += keys) {
+      keys = count - done < kTile ? count - done : kTile;
+      run_keys<V>(c, p, r, scores + done * ld, ld, j + done, keys, kept ? kept + done * kQueries : nullptr, between);
+    }
+  }
+
+  // The same of kTile keys or fewer.
+  template <int V, class Between>
+  REGARD_INLINE void run_keys(const regard_call& c, const Place& p, const Registers& r, float* scores, int64_t ld,
+                              int64_t j, int64_t count, float* kept, const Between& between) {
     constexpr int64_t kAtOnce = Interpreter::kSlotSize / (V * W);
-    const Instruction* body = body_of(c);
+    const ByDistance& distances = r.distances;
+    Slots slots = r.slots;
+    const bool by_distance =
+        distances.any() && count >= ByDistance::kLeastKeys && distances.run(c, p, slots, r.tables, V * W, j, count);
+    const Instruction* body = by_distance ? distances.end : distances.begin;
     const bool in_place = ld == V * W && !kept;  // a derivative reads slot 0 behind the result
-    float* const first_slot = slots.at[0];
     for (int64_t done = 0, keys; done < count; done += keys) {
       keys = count - done < kAtOnce ? count - done : kAtOnce;
       float *row = scores + done * ld, *place = kept ? kept + done * kQueries : nullptr, *next = place;
+      if (by_distance) distances.point(slots, r.tables, count, done);
       if (in_place) slots.at[0] = row;
       for (int64_t n = 0; !in_place && n < keys; ++n)
         for (int v = 0; v < V; ++v) store(slots.at[0] + (n * V + v) * W, load(row + n * ld + v * W));
@@ -115,13 +132,12 @@ struct Program : Modifier, ProgramGradients {
           [&](int64_t n, int v, vf y) { store(place + n * kQueries + v * W, y); });
       between();
     }
-    slots.at[0] = first_slot;
   }
 
   // The same of the keys [from, to) of a tile, whose scores and what is kept of them are [key][kQueries].
   template <int V>
   static void run(const Block<V>& b, const Tile& t, float* scores, int64_t from, int64_t to, float* kept) {
-    run<V>(b.c, b.p, *b.slots, scores + from * kQueries, kQueries, t.j + from, to - from,
+    run<V>(b.c, b.p, *b.registers, scores + from * kQueries, kQueries, t.j + from, to - from,
            kept ? kept + from * kQueries : nullptr, [] {});
   }
 

@@ -11,8 +11,9 @@ struct RandomProgram {
   Call& x;
   bool mask, exact;
   std::vector<int32_t> code;
-  std::vector<int32_t> gathers, loads;  // the operands of each
-  int32_t slots = 1;                    // that are written; those of a mask begin at 1
+  std::vector<int32_t> gathers, loads;           // the operands of each
+  int32_t slots = 1;                             // that are written; those of a mask begin at 1
+  std::vector<int32_t> of_queries{}, of_keys{};  // those of `loads` that are positions
 
   void add(int32_t op, int32_t to, int32_t a, int32_t b, int32_t c, int32_t number) {
     for (int32_t part : {op, to, a, b, c, number}) code.push_back(part);
@@ -39,8 +40,14 @@ struct RandomProgram {
       regard_tensor& t = operand(which) = x.tensor(kind, x.c.heads, rows, cols, true);
       if (rows == 1) t.row = 0;
       if (cols == 1) t.col = 0;
+      const bool counts = (rows == 1) != (cols == 1) && x.r.chance(2);
+      const int64_t first = x.r.chance(9) ? INT32_MAX - 9 : x.r.between(-200, 200);
       if (kind == kI32)
-        for (int64_t i = 0; i < t.size; ++i) ((int32_t*)t.data)[i] = (int32_t)x.r.between(-200, 200);
+        for (int64_t i = 0; i < t.size; ++i) {
+          const int64_t position = first + (t.row ? i % x.c.nq : i % x.c.nk);  // past the end it begins anew
+          ((int32_t*)t.data)[i] = (int32_t)(uint32_t)(counts ? position : x.r.between(-200, 200));
+        }
+      if (kind == kI32 && counts) (rows == 1 ? of_keys : of_queries).push_back(which);
       loads.push_back(which);
     }
   }
@@ -50,7 +57,23 @@ struct RandomProgram {
     for (int64_t n = x.r.between(1, 3); n > 0; --n)
       add(REGARD_DO_NUMBER, slots++, 0, 0, 0, (int32_t)(x.r.chance(2) ? x.r.between(-9, 200) : (int64_t)x.r.next()));
     add(REGARD_DO_NUMBER, slots++, 0, 0, 0, (int32_t)x.r.between(1, 70));
+    if (!of_queries.empty() && !of_keys.empty() && !x.r.chance(3)) distances();
     for (int32_t which : loads) add(REGARD_DO_LOAD, slots++, 0, 0, 0, which);
+  }
+
+  // What follows from differences of positions: see native/steps/by_distance.h.
+  void distances() {
+    const int32_t number = slots - 1, query = slots++, key = slots++, first = slots;
+    add(REGARD_DO_LOAD, query, 0, 0, 0, of_queries[0]);
+    add(REGARD_DO_LOAD, key, 0, 0, 0, of_keys[0]);
+    const int32_t ops[] = {REGARD_DO_INT_SUB, REGARD_DO_INT_LT, REGARD_DO_INT_LE, REGARD_DO_INT_EQ};
+    for (int64_t n = x.r.between(1, 11); n > 0; --n) {
+      const bool apart = slots == first || x.r.chance(3), turned = x.r.chance(2);
+      const int32_t a = apart ? (turned ? key : query) : (int32_t)x.r.between(first, slots - 1);
+      const int32_t b = apart ? (turned ? query : key) : x.r.chance(2) ? number : a;
+      const int32_t op = apart ? ops[x.r.between(0, 3)] : (int32_t)x.r.between(REGARD_DO_INT_ADD, REGARD_DO_NOT);
+      add(op, slots++, a, op == REGARD_DO_INT_DIV ? number : b, apart || x.r.chance(2) ? a : number, 0);
+    }
   }
 
   // An instruction that computes; divisors are the last number, which is above 0.

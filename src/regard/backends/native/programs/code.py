@@ -19,6 +19,8 @@ _KINDS: dict[str, Kind] = {
     ),
 }
 MOST_INT = 2**31 - 1
+_POSITIONS = [("LOAD", "int", "i"), ("LOAD", "int", "j")]
+_OF_DIFFERENCES = {"INT_SUB", "INT_LT", "INT_LE", "INT_EQ"}  # what follows from the difference of two positions
 
 
 class NotLowered(Exception):
@@ -33,14 +35,19 @@ class NoRoom(NotLowered):
 class Instruction:
     """What computes a value from earlier ones. number: the bits of a NUMBER, or which operand is read.
 
-    fixed: whether all keys share it; of operands, the caller says so.
+    axes: by which of "i" and "j" its numbers differ; of operands, the caller says so.
     """
 
     op: str
     args: tuple[int, ...] = ()
     number: int = 0
     kind: Kind = "float"
-    fixed: bool = False
+    axes: str = "ij"
+
+    @property
+    def fixed(self) -> bool:
+        """Whether all keys share it."""
+        return "j" not in self.axes
 
 
 @dataclass(frozen=True)
@@ -103,15 +110,15 @@ class Code:
             bits = struct.unpack("=i", struct.pack("=f", x))[0]
         except OverflowError:
             bits = struct.unpack("=i", struct.pack("=f", math.copysign(math.inf, x)))[0]
-        return self.add(Instruction("NUMBER", (), bits, "float", True))
+        return self.add(Instruction("NUMBER", (), bits, "float", ""))
 
     def whole(self, x: int) -> int:
         if abs(x) > MOST_INT:
             raise NotLowered("its whole numbers reach beyond 2^31")
-        return self.add(Instruction("NUMBER", (), x, "int", True))
+        return self.add(Instruction("NUMBER", (), x, "int", ""))
 
     def truth(self, x: bool) -> int:
-        return self.add(Instruction("NUMBER", (), -int(x), "bool", True))
+        return self.add(Instruction("NUMBER", (), -int(x), "bool", ""))
 
     def float_of(self, value: int) -> float:
         """What a NUMBER is, of kind float."""
@@ -148,23 +155,51 @@ class Code:
         by_score = self.number(0.0) if by_score is None else by_score
         first = self.needed([result])
         then = [n for n in self.needed([by_score, *(x.value for x in by_operand)]) if n not in set(first)]
-        fixed = [n for n in (*first, *then) if n and self.made[n].fixed]
         # what an operand's derivative is read by comes as soon as that is there, and its slot is free again
-        rest = [((n, 0), self._step(n)) for n in then if not self.made[n].fixed]
+        rest = [((n, 0), self._step(n)) for n in then]
         rest += [((x.value, 1), x.step) for x in by_operand]
         steps = [
-            *map(self._step, (*fixed, *(n for n in first if n and not self.made[n].fixed))),
+            *(self._step(n) for n in first if n),
             Step("RESULT", (result,)),
             *(step for _, step in sorted(rest, key=lambda one: one[0])),
             Step("DERIVATIVE", (by_score,)),
         ]
-        return self._placed(steps)
+        return self._ordered(steps)
 
     def mask_rows(self, result: int) -> list[list[int]]:
         """The program that computes a boolean of a pair, which is its last row."""
-        needed = [n for n in self.needed([result]) if n]
-        ordered = sorted(needed, key=lambda n: not self.made[n].fixed)
-        return self._placed([*map(self._step, ordered), Step("RESULT", (result,))])
+        return self._ordered([*(self._step(n) for n in self.needed([result]) if n), Step("RESULT", (result,))])
+
+    def _ordered(self, steps: list[Step]) -> list[list[int]]:
+        """The rows of steps: first those whose numbers all keys share, then those that differ by distance alone."""
+        shared = [x for x in steps if x.value is not None and self.made[x.value].fixed]
+        rest = [x for x in steps if x.value is None or not self.made[x.value].fixed]
+        distances = self._distances([x.value for x in rest if x.value is not None])
+        if distances:
+            of_distance = [x for x in rest if x.value in distances]
+            others = [x for x in rest if x.value not in distances]
+            loads = [x for x in rest if x.op == "LOAD"]
+            read, read_by_others = ({a for x in some for a in x.args} for some in (of_distance, others))
+            positions = [x for x in loads if x.value in read]
+            # others load the positions that they read themselves
+            others = [x for x in others if x not in positions or x.value in read_by_others]
+            try:
+                return self._placed([*shared, *positions, *of_distance, *others], distances)
+            except NotLowered:  # the slots of distances hold nothing else
+                pass
+        return self._placed([*shared, *rest], distances=set())
+
+    def _distances(self, values: list[int]) -> set[int]:
+        """Those of some values that follow from i - j, if positions count up by one: see native/steps/by_distance.h."""
+        found = set[int]()
+        for n in values:
+            x = self.made[n]
+            of = [self.made[a] for a in x.args]
+            apart = x.op in _OF_DIFFERENCES and sorted((a.op, a.kind, a.axes) for a in of) == _POSITIONS
+            shared = all(a in found or self.made[a].axes == "" for a in x.args)
+            if apart or (shared and not found.isdisjoint(x.args)):
+                found.add(n)
+        return found
 
     def _step(self, value: int) -> Step:
         x = self.made[value]
@@ -180,23 +215,25 @@ class Code:
                 left += self.made[value].args
         return sorted(needed)
 
-    def _placed(self, steps: list[Step]) -> list[list[int]]:
-        """Each value in a slot; the slots of operands and numbers hold nothing else, since their layout is theirs."""
+    def _placed(self, steps: list[Step], distances: set[int]) -> list[list[int]]:
+        """Each value in a slot. Those of operands, numbers and distances hold nothing else: kernels lay them out."""
         last = {a: n for n, step in enumerate(steps) for a in step.args}
-        where, free, used, rows = {0: 0}, list[int](), 1, list[list[int]]()
+        where, used, rows = {0: 0}, 1, list[list[int]]()
+        free = {True: list[int](), False: list[int]()}  # slots of distances, and others
         for n, step in enumerate(steps):
             slots = [where[a] for a in step.args]
             for a in {*step.args}:
                 if last[a] == n and self.made[a].op not in ("NUMBER", "LOAD", "SCORE"):
-                    free.append(where[a])
-            to = 0
+                    free[a in distances].append(where[a])
+            to, own = 0, free[step.value in distances]
             if step.value is not None:
-                if free and step.op not in ("NUMBER", "LOAD"):
-                    to = free.pop()
+                if own and step.op not in ("NUMBER", "LOAD"):
+                    to = own.pop()
                 else:
                     to, used = used, used + 1
                 where[step.value] = to
-            slots += [0] * (3 - len(slots))
+            unread = slots[0] if slots and step.value is not None else 0  # an operation may look as if it read more
+            slots += [unread] * (3 - len(slots))
             if step.far:
                 slots[2] = 1
             rows.append([_CODES[step.op], to, *slots, step.number])

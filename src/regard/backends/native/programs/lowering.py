@@ -129,7 +129,7 @@ class Lowering:
             one = number_of(t)
             self.numbers.append((read, one))
             return self.value(one)
-        return self._instruction("LOAD", (), self._operand(read, t), fixed=t.shape[-1] == 1)
+        return self._instruction("LOAD", (), self._operand(read, t), axes=_axes(t))
 
     def _recorded(self, read: Read) -> Tensor | None:
         """What autograd recorded of an operand; None where no tensor that is learned has a part in it."""
@@ -149,10 +149,10 @@ class Lowering:
             self.learned[which] = recorded
         return which
 
-    def _instruction(self, op: str, args: tuple[int, ...], which: int, fixed: bool) -> int:
+    def _instruction(self, op: str, args: tuple[int, ...], which: int, axes: str = "ij") -> int:
         t = self.tensors[which]
         kind = "float" if t.is_floating_point() else "bool" if t.dtype == torch.bool else "int"
-        value = self.code.add(Instruction(op, args, which, kind, fixed))
+        value = self.code.add(Instruction(op, args, which, kind, axes))
         if which in self.extents:
             self.ranges[value] = self.extents[which]
         if which in self.learned:
@@ -163,7 +163,7 @@ class Lowering:
         """The element of a flat table at an index that lies inside of it."""
         if read.node not in self.tables:
             self.tables[read.node] = self._operand(read, read.elements(self.values))
-        return self._instruction("GATHER", (at,), self.tables[read.node], fixed=False)
+        return self._instruction("GATHER", (at,), self.tables[read.node])
 
     # Kinds.
 
@@ -240,6 +240,11 @@ _INTEGERS: dict[str, Callable[[int, int], int]] = {
     "INT_MAX": max,
     "INT_DIV": lambda a, b: a // b,
 }
+
+
+def _axes(t: Tensor) -> str:
+    """By which of queries and keys an operand differs."""
+    return "".join(name for name, size in zip("ij", t.shape[-2:], strict=True) if size != 1)
 
 
 @lru_cache(1024)
