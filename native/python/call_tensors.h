@@ -12,7 +12,7 @@ struct CallTensors {
 
   // Whether q, k and v are what the kernels can read.
   bool read(PyObject* const* qkv) {
-    if (!regard::read(qkv[0], x[0], true) || x[0].ndim < 2) return false;
+    if (!regard::read(qkv[0], x[0], false) || x[0].ndim < 2) return false;
     nq = x[0].shape[x[0].ndim - 2];
     int8 = has_type(qkv[1], py.int8_rows);
     return int8 ? has_type(qkv[2], py.int8_rows) && read_int8(qkv[1], qkv[2]) : read_rows(qkv[1], qkv[2], x[1], x[2]);
@@ -37,7 +37,7 @@ struct CallTensors {
   bool read_rows(PyObject* k, PyObject* v, DLTensor& k_rows, DLTensor& v_rows) {
     paged = has_type(k, py.paged);
     if (paged) return read_pages(k, v, k_rows, v_rows);
-    if (!regard::read(k, k_rows, true) || k_rows.ndim < 2 || !regard::read(v, v_rows, true) || v_rows.ndim < 2)
+    if (!regard::read(k, k_rows, false) || k_rows.ndim < 2 || !regard::read(v, v_rows, false) || v_rows.ndim < 2)
       return false;
     nk = k_rows.shape[k_rows.ndim - 2];
     return v_rows.shape[v_rows.ndim - 2] == nk;

@@ -54,8 +54,9 @@ PyObject* attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 7 || !remembered) return return_none();
   PyObject* const positions = arguments[5];
   CallObjects given{arguments, positions != kNone};
-  Leaves leaves;
-  const Known* const one = given.read() && !watched() ? find(given, leaves) : nullptr;
+  if (!given.read() || watched()) return leave_to_python();
+  Leaves leaves{given.tensors.nq, given.tensors.nk};
+  const Known* const one = find(given, leaves);
   if (!one) return leave_to_python();
   const regard_plan& plan = *one->plan;
   const Ref owner{new_ref(one->owner)};  // what is called from here on may make the plan forgotten
@@ -67,8 +68,13 @@ PyObject* attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Ref out{bind(plan, call, arguments, tensors, &span)};
   const Ref row_stats{out && training ? empty_row_stats(plan, call) : nullptr};
   if (!out || (training && !row_stats)) return leave_to_python();
-  for (int n = 0; n < plan.leaves; ++n)
-    *(const void**)((char*)&call + plan.leaf_at[n]) = address(leaves.tensors[plan.leaf[n]]);
+  for (int n = 0; n < plan.leaves; ++n) {
+    const int64_t which = plan.leaf[n];
+    char* const operand = (char*)&call + plan.leaf_at[n];
+    *(const void**)operand = address(leaves.tensors[which]);
+    if (leaves.of_pairs[which] && !as_operand(leaves.tensors[which], plan.axes, *(regard_tensor*)operand))
+      return leave_to_python();
+  }
   PyThreadState* const state = PyEval_SaveThread();
   const int32_t code = ((int32_t (*)(const void*, void*))plan.entry)(&call, plan.parallel);
   PyEval_RestoreThread(state);
@@ -187,8 +193,9 @@ PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 10) return return_none();
   PyObject* const outlines = arguments[2];
   CallObjects given{arguments + 3, arguments[8] != kNone};
-  Leaves leaves, all;
-  if (!given.read() || strlen(isa_named()) >= sizeof(Known::isa) || find(given, leaves)) return leave_to_python();
+  if (!given.read()) return leave_to_python();
+  Leaves leaves{given.tensors.nq, given.tensors.nk}, all{given.tensors.nq, given.tensors.nk};
+  if (strlen(isa_named()) >= sizeof(Known::isa) || find(given, leaves)) return leave_to_python();
   PyObject* parts[3] = {given.score, given.mask, given.sink};
   for (int n = 0; n < 3; ++n) {
     const int before = all.count;

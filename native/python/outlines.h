@@ -9,17 +9,23 @@ struct Leaves {
   static constexpr int kMost = REGARD_LEAVES;
   PyObject* objects[kMost];  // null where no tensor has been made of its numbers
   DLTensor tensors[kMost];
+  bool of_pairs[kMost];  // whether its outline leaves open how it lies
   int count = 0;
+  int64_t nq, nk;              // queries and keys of the call
   bool reads_numbers = false;  // whether numbers may be read without a tensor
 
-  // Takes a tensor that lies as an outline says: dtype, sizes, strides.
+  Leaves(int64_t queries, int64_t keys) : nq(queries), nk(keys) {}
+
+  // Takes a tensor that lies as an outline says: dtype, sizes, strides; of one of pairs dtype and the first sizes.
   bool take(PyObject* object, PyObject* outline) {
     if (count == kMost || PyTuple_Size(outline) != 3) return false;
     DLTensor& t = tensors[count];
     if (!read(object, t, false)) return false;
     const Ref dtype{PyObject_GetAttr(object, py.dtype_name)};
     if (dtype.get() != PyTuple_GetItem(outline, 0)) return false;
-    for (int part = 1; part < 3; ++part) {
+    of_pairs[count] = PyTuple_GetItem(outline, 2) == kNone;
+    if (of_pairs[count] && !has_pairs(t, PyTuple_GetItem(outline, 1))) return false;
+    for (int part = 1; part < 3 && !of_pairs[count]; ++part) {
       PyObject* const expected = PyTuple_GetItem(outline, part);
       if (PyTuple_Size(expected) != t.ndim) return false;
       for (int n = 0; n < t.ndim; ++n)
@@ -40,6 +46,7 @@ struct Leaves {
       return false;
     }  // too large a number
     objects[count] = nullptr;
+    of_pairs[count] = false;
     tensors[count] = DLTensor{};
     tensors[count].data = PyBytes_AsString(bytes_[count].get());
     ++count;
@@ -48,6 +55,15 @@ struct Leaves {
 
  private:
   Ref bytes_[kMost];
+
+  // Whether a tensor has these sizes, and then a number for each query, or one, and for each key, or one.
+  bool has_pairs(const DLTensor& t, PyObject* sizes) const {
+    const int axes = t.ndim - 2;
+    if (axes < 0 || PyTuple_Size(sizes) != axes) return false;
+    for (int n = 0; n < axes; ++n)
+      if (PyLong_AsLongLong(PyTuple_GetItem(sizes, n)) != t.shape[n]) return false;
+    return (t.shape[axes] == 1 || t.shape[axes] == nq) && (t.shape[axes + 1] == 1 || t.shape[axes + 1] == nk);
+  }
 };
 
 // The numbers of Lengths of which no tensors have been made yet, (keys, queries); null for other values.

@@ -30,6 +30,8 @@ class Example:
     given      q and k as the similarity prepared them, and v: in the caller's axes where they are the caller's
     leaves     the tensors of the score, the mask and the sink; the similarity has used up the first `spent` to prepare
                q and k, unless the kernels read them too
+    of_pairs   which of the leaves have axes of queries and keys, of other sizes in other calls: each tells the plan how
+               they lie
     needs      which of `given` and `leaves` have gradients
     out        like what the caller gets
     positions  as the caller gave them
@@ -38,6 +40,7 @@ class Example:
     problem: Problem
     given: tuple[Tensor, ...]
     leaves: tuple[Tensor, ...]
+    of_pairs: frozenset[int]
     spent: int
     needs: tuple[bool, ...]
     out: Tensor

@@ -27,8 +27,9 @@ from regard.core.positions import Positions
 from regard.core.tracing import functorch, watched, wrapped
 from regard.core.value import Value, is_regards_own, names, number_key
 from regard.masks.algebra import Mask
-from regard.masks.dense import Where
+from regard.masks.dense import Dense, Where
 from regard.scores.algebra import Score
+from regard.scores.modifiers import Bias
 
 
 def plain(t: Tensor) -> bool:
@@ -49,18 +50,44 @@ _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _STRIDED = torch.strided
 
 
+class Leaves(list[Tensor]):
+    """The tensors of a call's score, mask and sink, depth first.
+
+    axes      of its queries; nq, nk: how many queries and keys there are
+    of_pairs  which of the tensors have an axis of queries and one of keys, of which the outline says nothing: a plan is
+              told how they lie at each call
+    """
+
+    def __init__(self, axes: int = 0, nq: int = 0, nk: int = 0) -> None:
+        super().__init__()
+        self.axes, self.nq, self.nk, self.of_pairs = axes, nq, nk, set[int]()
+
+    def take(self, t: Tensor) -> tuple[Any, ...] | None:
+        """Takes a tensor of pairs of this call; what its outline says of it. None of others."""
+        if not plain(t) or t.dim() != self.axes or self.axes < _LEAST_AXES:
+            return None
+        if t.shape[-2] not in (1, self.nq) or t.shape[-1] not in (1, self.nk):
+            return None
+        self.of_pairs.add(len(self))
+        self.append(t)
+        return t.dtype, t.shape[:-2], None
+
+
+_LEAST_AXES = 4  # with axes of the batch and of heads, as the kernels read it
+
+
 class Open(Exception):
     """The value holds something whose meaning may change while it looks the same, such as a function of a score."""
 
 
-def outline(item: Any, leaves: list[Tensor]) -> Any:
+def outline(item: Any, leaves: Leaves) -> Any:
     """What stays of a value when its tensors are reduced to dtype, shape and strides; they go to `leaves`."""
     kind = type(item)
     if kind in _CONSTANTS:
         return number_key(item) if kind is float and _equals_others(item) else item
     parts = _parts.get(kind)
     if parts is not None:
-        of_part = _of_tokens if kind in _per_token else outline
+        of_part = _of_tokens if kind in _per_token else _of_pairs if kind in _per_pair else outline
         return (kind, *[of_part(getattr(item, name), leaves) for name in parts]) if parts else kind
     if kind is tuple:
         return tuple([outline(part, leaves) for part in item])
@@ -114,7 +141,13 @@ def outline_of_dropout(dropout: Any) -> Any:
     return dropout.p or None
 
 
-def _of_tokens(item: Any, leaves: list[Tensor]) -> Any:
+def _of_pairs(item: Any, leaves: Leaves) -> Any:
+    """The same of a tensor that broadcasts to the pairs of a call."""
+    found = leaves.take(item) if isinstance(item, Tensor) else None
+    return outline(item, leaves) if found is None else found
+
+
+def _of_tokens(item: Any, leaves: Leaves) -> Any:
     """The same of a tensor with a number for each query or key: it does not say how many there are."""
     if not isinstance(item, Tensor):
         return outline(item, leaves)
@@ -127,6 +160,7 @@ def _of_tokens(item: Any, leaves: list[Tensor]) -> Any:
 _CONSTANTS = frozenset({int, float, bool, type(None)})
 _parts: dict[type, tuple[str, ...]] = {}  # of regard's own classes
 _per_token = set[type]()
+_per_pair: frozenset[type] = frozenset({Bias, Dense})
 
 
 class AttentionArguments(NamedTuple):
@@ -173,26 +207,12 @@ class Structure(NamedTuple):
 
 
 def structure_of(
-    q: Any,
-    k: Any,
-    v: Any,
-    score: Score,
-    mask: Mask,
-    positions: Any,
-    sink: Any,
-    dropout: Any,
-    backend: Any,
-    leaves: list[Tensor],
-) -> tuple[Structure, int, int] | None:
-    """A call's structure, and how many queries and keys there are; None where no plan can serve such a call.
-
-    The tensors of score, mask and sink go to `leaves`.
-    """
+    q: Any, k: Any, v: Any, score: Score, mask: Mask, positions: Any, sink: Any, dropout: Any, backend: Any
+) -> tuple[Structure, Leaves] | None:
+    """A call's structure, and the tensors of score, mask and sink; None where no plan can serve such a call."""
     kept = kept_alike(k, v)
-    if type(q) is not Tensor or not (kept or (type(k) is Tensor and type(v) is Tensor)) or transformed():
-        return None
     given = (q,) if kept else (q, k, v)
-    if not _ordinary(*given) or len({t.device for t in given}) > 1:
+    if transformed() or not _ordinary(*given) or len({t.device for t in given}) > 1:
         return None
     device = None if q.is_cpu else q.device
     if device is not None and (kept or not q.is_cuda):
@@ -201,6 +221,10 @@ def structure_of(
         return None
     if backend is not None and not is_regards_own(type(backend)):
         return None
+    stages = score.stages if isinstance(score, Score) else ()  # pyright: ignore[reportUnnecessaryIsInstance]
+    own = any(map(has_no_step, stages))
+    # a graph of modifiers that a person wrote follows from the shapes of all
+    leaves = Leaves(0 if own else q.dim(), q.shape[-2], k.shape[-2])
     try:
         outlines = outline(score, leaves), outline(mask, leaves), outline(sink, leaves)
         placed = None if positions is None else outline_of_positions(positions)
@@ -213,14 +237,13 @@ def structure_of(
     if v_count != nk:
         return None
     needs = tuple([t.requires_grad for t in (q, k, v, *leaves)]) if torch.is_grad_enabled() else ()
-    stages = getattr(score, "stages", ())  # it may be no score at all
-    traced = sizes_traced(nq, nk) if any(map(has_no_step, stages)) else ()
+    traced = sizes_traced(nq, nk) if own else ()
     lying = (q.dtype, k.dtype, v.dtype, len(q_lead), len(k_lead), *q_lead, q_width, *k_lead, k_width, *v_lead, v_width)
     structure = Structure(
         *(needs if True in needs else None, False, outlines, placed, dropped),
         *(_form_of(k) if kept else None, device, lying, traced, torch.get_num_threads(), isa_written(), backend),
     )
-    return structure, nq, nk
+    return structure, leaves
 
 
 def _form_of(k: Tensor) -> tuple[type, int | None]:

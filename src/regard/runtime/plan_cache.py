@@ -28,7 +28,7 @@ from regard.masks.algebra import Mask
 from regard.runtime.autograd import BackwardInputs, apply_untransformed, differentiable_backward
 from regard.runtime.binding import BoundCall
 from regard.runtime.dispatch import choose, readable
-from regard.runtime.outline import AttentionArguments, Structure, structure_of
+from regard.runtime.outline import AttentionArguments, Leaves, Structure, structure_of
 from regard.scores.algebra import Score, Similarity
 
 _MOST = 256  # structures kept
@@ -81,16 +81,15 @@ def attend(
             plan, out, row_stats, kernel, read = found
             arguments = AttentionArguments(None, None, None, score, mask, positions, sink, None)
             return _record(plan, ForwardResult(out, (row_stats,), kernel), arguments, None, (q, k, v, *read))
-    leaves: list[Tensor] = []
-    described = structure_of(q, k, v, score, mask, positions, sink, dropout, backend, leaves)
+    described = structure_of(q, k, v, score, mask, positions, sink, dropout, backend)
     if described is None:
         return None
+    structure, leaves = described
     arguments = AttentionArguments(q, k, v, score, mask, positions, sink, dropout)
-    found = _plan_for(*described, arguments, leaves)
+    found = _plan_for(structure, arguments, leaves)
     if found is None:
         return None
     known, call = found
-    structure = described[0]
     if structure.needs is None:
         plan = cast(Plan, known.plan)
         out = plan.run(call)
@@ -113,22 +112,19 @@ def attend(
 
 def attend_with_stats(arguments: AttentionArguments, backend: Backend | None) -> tuple[Tensor, RowStats] | None:
     """The same in the accumulation dtype, with the statistics of each row; None where there are gradients too."""
-    leaves: list[Tensor] = []
-    described = structure_of(*arguments, backend, leaves)
+    described = structure_of(*arguments, backend)
     if described is None or described[0].needs is not None:
         return None
-    structure, nq, nk = described
-    found = _plan_for(structure._replace(stats=True), nq, nk, arguments, leaves)
+    structure, leaves = described
+    found = _plan_for(structure._replace(stats=True), arguments, leaves)
     return None if found is None else cast(TrainingPlan, found[0].plan).run_with_stats(found[1])
 
 
-def _plan_for(
-    structure: Structure, nq: int, nk: int, arguments: AttentionArguments, leaves: list[Tensor]
-) -> tuple[_Known, PlanInputs] | None:
+def _plan_for(structure: Structure, arguments: AttentionArguments, leaves: Leaves) -> tuple[_Known, PlanInputs] | None:
     """The plan of a structure, made where there is none yet, and what it runs; None where there can be none."""
     known: Any = _plans.get(structure, _UNSEEN)
     if isinstance(known, _ByLength):
-        known = known.get((nq, nk), _UNSEEN)
+        known = known.get((leaves.nq, leaves.nk), _UNSEEN)
     if known is None:
         return None
     q, k, v, score, mask, positions, _, dropout = arguments
@@ -139,7 +135,7 @@ def _plan_for(
             return None
     if known.prepares:
         q, k = cast(Similarity, score.stages[0]).prepare(_lift(q), _lift(k))
-    return known, PlanInputs(q, k, v, leaves, nq, nk, mask, positions, seed)
+    return known, PlanInputs(q, k, v, leaves, leaves.nq, leaves.nk, mask, positions, seed)
 
 
 def _record(
@@ -189,12 +185,12 @@ def _lift(t: Tensor) -> Tensor:
     return t if t.dim() > 3 else t.unsqueeze(-3)
 
 
-def _learn(structure: Structure, arguments: AttentionArguments, leaves: list[Tensor]) -> _Known | None:
+def _learn(structure: Structure, arguments: AttentionArguments, leaves: Leaves) -> _Known | None:
     """Makes the plan of a structure, and keeps it; None is kept too."""
     # a seed that nobody will use is not drawn: torch's generator would have moved
     fixed = arguments if arguments.dropout is None else arguments._replace(dropout=replace(arguments.dropout, seed=0))
     with unseen_by_hooks():  # they would see the preparation of q and k, which is of no call
-        known = _planned(BoundCall(*fixed), arguments.positions, (*arguments[:3], *leaves), structure)
+        known = _planned(BoundCall(*fixed), arguments, leaves, structure)
     if known is not None:
         global _shortcut
         _shortcut = shortcut()
@@ -207,15 +203,13 @@ def _learn(structure: Structure, arguments: AttentionArguments, leaves: list[Ten
         keep(structure, found)
     if len(found) >= _MOST:
         found.clear()
-    found[arguments.q.shape[-2], arguments.k.shape[-2]] = known
+    found[leaves.nq, leaves.nk] = known
     return known
 
 
-def _planned(
-    call: BoundCall, positions: Positions | None, tensors: tuple[Tensor, ...], structure: Structure
-) -> _Known | None:
+def _planned(call: BoundCall, arguments: AttentionArguments, leaves: Leaves, structure: Structure) -> _Known | None:
     """The plan of the structure of a call; None where there can be none."""
-    problem, (q, k, v, *leaves) = call.problem, tensors
+    problem, (q, k, v) = call.problem, arguments[:3]
     frame, similarity = problem.frame, problem.similarity
     prepares = similarity.prepares()
     if prepares and (isinstance(k, Int8Rows) or any(_lift(t).shape[:-3] != frame.batch for t in (q, k))):
@@ -229,7 +223,8 @@ def _planned(
         shape = *frame.batch, frame.heads, frame.nq, problem.dv
         out = call.layout.restore(torch.empty(shape, dtype=problem.v.dtype, device=frame.device), 2)
         spent = len(similarity.tensors()) if prepares else 0
-        example = Example(problem, (q, k, v), tuple(leaves), spent, needs, out, positions)
+        of_pairs = frozenset(leaves.of_pairs)
+        example = Example(problem, (q, k, v), tuple(leaves), of_pairs, spent, needs, out, arguments.positions)
         plan = backend.plan(example, training=structure.stats or structure.needs is not None)
     return None if plan is None else _Known(plan, prepares)
 

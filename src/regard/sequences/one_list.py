@@ -20,7 +20,7 @@ from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.runtime.binding import BoundCall
 from regard.runtime.dispatch import Explanation, choose
-from regard.runtime.outline import Open, outline, plain
+from regard.runtime.outline import Leaves, Open, outline, plain
 from regard.scores.algebra import Score
 from regard.sequences.ragged_call import PlainCall, RaggedCall
 
@@ -89,7 +89,7 @@ def _structure(call: RaggedCall, score: Score, sink: Any, backend: Backend | Non
     if call.padded is not None or isinstance(sink, Tensor) or score.tensors():
         return None
     try:
-        described = outline(score, []), outline(sink, [])
+        described = outline(score, Leaves()), outline(sink, Leaves())
     except Open:
         return None
     q, k, v = call.queries, call.k, call.v

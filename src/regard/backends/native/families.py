@@ -28,6 +28,7 @@ from regard.scores.modifiers import RelativeBias
 from regard.scores.similarity import Bilinear, Distance, ScaledDot
 
 Gradients = Sequence["Tensor | None"]
+NAME_AT: dict[int, str] = {getattr(CallArguments, name).offset: name for name in LEAVES}  # of operands that are leaves
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from regard.backends.native.c_structs import Struct
 from regard.backends.native.call_operands import INTERVAL_NAMES, OF_LENGTHS
 from regard.backends.native.call_template import CallTemplate, members_of_entry
 from regard.backends.native.direct import direct
-from regard.backends.native.families import KernelFamily
+from regard.backends.native.families import NAME_AT, KernelFamily
 from regard.backends.native.ffi import failure, parallel
 from regard.backends.native.held_masks import beside_held
 from regard.backends.native.launch import (
@@ -81,6 +81,7 @@ class ForwardPlan:
     axes        of their tensors
     anew        what is lowered for each call
     template    the struct of a call
+    of_pairs    operands whose strides each call has its own of, and which of its leaves each is
     constants   what native/python/ fills in a struct from
     of_lengths  whether the plan serves one number of queries and of keys only
     remembered  whether attend() of native/python/ may find it: only what C++ knows changes
@@ -112,10 +113,13 @@ class ForwardPlan:
         found = VISIBLE if anew.intervals or anew.mask is not None or by_tensors else slice(0, 0)
         offsets = [at for at in family.leaves(problem, args) if not found.start <= at < found.stop]
         self.template = CallTemplate.of(struct, held, offsets, example.leaves)
+        self.of_pairs = tuple([(NAME_AT[at], n) for at, n in self.template.leaves if n in example.of_pairs])
         # a table of intervals has a row for each query: the caller's, whose number may not change, or one made for them
         start = None if anew.rule or anew.intervals or "start" in computed else args.operands.get("start")
         of_caller = start is not None and start.data_ptr() in {t.data_ptr() for t in example.leaves}
-        self.of_lengths = (start is not None and not of_caller) or bool(OF_LENGTHS & args.operands.keys() - computed)
+        rebound = {name for name, _ in self.of_pairs}
+        of_lengths = OF_LENGTHS & (args.operands.keys() - computed - rebound)
+        self.of_lengths = (start is not None and not of_caller) or bool(of_lengths)
         queries = problem.frame.nq if of_caller else 0
         self.constants = self._constants(example, family.pair_work(problem, args), queries, training)
         self.places: tuple[Any, tuple[Tensor, ...]] = None, ()
@@ -180,6 +184,8 @@ class ForwardPlan:
             bind(call_of(struct), {"row_stats": row_stats})
         if template.leaves:
             template.set_leaves(struct, leaves)
+        if self.of_pairs:
+            bind(call_of(struct), {name: leaves[n] for name, n in self.of_pairs})
         if anew.places and span != ():
             self._set_places(struct, span or Span((0, nq), (0, nk), None))
         if (anew.intervals or span == ()) and not self._look(struct, call):

@@ -7,7 +7,6 @@ from regard.backends.native.args import KernelArgs
 from regard.backends.native.call_operands import OF_POSITIONS, SCALES
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.lowered_anew import LoweredAnew
-from regard.call.problem import Problem
 from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 
@@ -31,7 +30,7 @@ def repeats(family: KernelFamily, args: KernelArgs, example: Example, anew: Lowe
             return False
         if t is not own and (t.data_ptr() != own.data_ptr() or (any(example.needs) and t.numel() != own.numel())):
             return False
-    if example.positions is not None and not _follows_positions(problem, args, names):
+    if example.positions is not None and not _follows_positions(example, args, names):
         return False
     scored = len(problem.score.tensors())
     masked = range(scored, scored + len(problem.mask.tensors()) if anew.of_mask else scored)
@@ -49,7 +48,11 @@ def repeats(family: KernelFamily, args: KernelArgs, example: Example, anew: Lowe
     return sum(t.nbytes for t in kept) <= _MOST_KEPT
 
 
-def _follows_positions(problem: Problem, args: KernelArgs, computed: set[str]) -> bool:
+def _follows_positions(example: Example, args: KernelArgs, computed: set[str]) -> bool:
     """Whether a plan knows what positions change: intervals of keys, the places that kernels read, what is computed."""
     others = args.operands.keys() - computed
-    return OF_POSITIONS.isdisjoint(others) and not ("allowed" in others and problem.mask.compares_positions())
+    if not OF_POSITIONS.isdisjoint(others):
+        return False
+    if "allowed" not in others or not example.problem.mask.compares_positions():
+        return True
+    return args.operands["allowed"].data_ptr() in {t.data_ptr() for t in example.leaves}  # the caller's own booleans
