@@ -13,7 +13,7 @@ from benchmarks.functions import visible_pairs
 WINDOW = 256  # keys that a query of a window sees, its own included
 DROPPED = 0.1
 STEPS = 32  # queries of a case of decoding: each is a call of its own, with one key more than the call before
-STEPPED = ("growing", "sliding", "left", "pages", "prefix")
+STEPPED = ("growing", "int8", "sliding", "left", "pages", "prefix")
 PATCHED = {
     "encoder": (),
     "padded": (),
@@ -46,6 +46,7 @@ class Case:
     part, () for everybody; another checkout of regard does where regard does. In generation also
 
     growing   decoding: query i is a call of its own, and sees all keys but the last nq - 1 - i
+    int8      the same; keys and values are numbers that regard's caches of int8 hold, but for their rounding to dtype
     sliding   the same within a window; size: its keys
     left      the same, prompts padded on the left; lengths: their real tokens
     pages     the same, keys in pages; size: the tokens of one
@@ -182,4 +183,6 @@ class Case:
             keys = self.pairs // (self.heads * self.steps)
         if self.what == "prefix":
             keys -= (self.batch - 1) * self.size
+        if self.what == "int8":  # with a scale, of float32, for each row
+            return (self.key_heads or self.heads) * keys * (self.shape[-1] + self.values + 8)
         return (self.key_heads or self.heads) * keys * (self.shape[-1] + self.values) * size

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from benchmarks.cases import ARCHITECTURES, MODELS, PATCHED, PIECES, STEPPED, WINDOW, Case
 from benchmarks.functions import TABLE, indices, mask_of
+from regard.core.int8_rows import rounded
 from regard.scores.buckets import T5Buckets
 
 BUCKETS = T5Buckets(32, 128)
@@ -131,6 +132,8 @@ def draw(case: Case) -> Inputs:
     k, v = normal(*lead, case.keys, d), normal(*lead, case.keys, case.values)
     if case.what == "prefix":
         k[1:, :, : case.size], v[1:, :, : case.size] = k[:1, :, : case.size], v[:1, :, : case.size]
+    if case.what == "int8":
+        k, v = ((numbers * scales).to(dtype) for numbers, scales in map(rounded, (k, v)))
     mask = learned = cotangent = None
     if case.what == "bool":
         mask = torch.rand(n, n, generator=random) > 0.3

@@ -105,6 +105,17 @@ GENERATION = (
         for d in (64, 128)
         for keys in (128, 1024, 8192)
     ),
+    *(
+        Case(
+            BATCHES,
+            f"step, int8, {heads}:8, {keys} keys",
+            (1, heads, STEPS, d),
+            *("bfloat16", "int8", 8, keys + STEPS),
+            only=BOTH,
+        )
+        for heads, d in ((8, 64), (32, 128))
+        for keys in (1024, 8192)
+    ),
     Case(BATCHES, "step, window of 512", (1, 8, STEPS, 64), what="sliding", nk=8192 + STEPS, size=512, only=BOTH),
     Case(
         BATCHES,

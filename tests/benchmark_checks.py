@@ -18,6 +18,7 @@ from benchmarks.report import Report
 GENERATED = {
     "growing": Case("tiny", "growing", (1, 6, 5, 8), what="growing", nk=29),
     "growing, grouped": Case("tiny", "growing, grouped", (1, 6, 5, 8), what="growing", key_heads=2, nk=29),
+    "int8, grouped": Case("tiny", "int8, grouped", (1, 6, 5, 8), "bfloat16", what="int8", key_heads=2, nk=29),
     "sliding": Case("tiny", "sliding", (1, 3, 5, 8), what="sliding", nk=29, size=7),
     "left": Case("tiny", "left", (3, 2, 5, 8), what="left", nk=29, lengths=(24, 1, 13)),
     "pages": Case("tiny", "pages", (1, 3, 5, 8), what="pages", nk=29, size=3),

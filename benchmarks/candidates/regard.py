@@ -194,6 +194,7 @@ def call_each(x: Inputs) -> Way:
 def _decoding(x: Inputs) -> list[Way]:
     chosen: dict[str, dict[str, Callable[[Inputs], tuple[Begin, Step]]]] = {
         "growing": {"slices": sliced, "GrowingCache": cached},
+        "int8": {"GrowingCache": cached, "GrowingCache, int8": _eight_bits, "PagedCache, int8": _eight_bits_in_pages},
         "sliding": {"slices": _within, "RollingCache": _rolling},
         "left": {"Documents": _left, "padding moved to the end, Lengths": _moved},
         "pages": {"PagedCache": _paged},
@@ -212,16 +213,28 @@ def sliced(x: Inputs, mask: rg.Mask = rg.Causal()) -> tuple[Begin, Step]:
     return tuple, step
 
 
-def cached(x: Inputs) -> tuple[Begin, Step]:
+def cached(x: Inputs, dtype: torch.dtype | None = None) -> tuple[Begin, Step]:
     """A step appends its key and value to a cache, and reads all."""
-    cache = rg.nn.GrowingCache()
+    cache = rg.nn.GrowingCache(dtype=dtype)
     _fill(cache, x)
     return lambda: cache.crop(x.case.past), _appending(cache, x)
 
 
+def _eight_bits(x: Inputs) -> tuple[Begin, Step]:
+    return cached(x, torch.int8)
+
+
 def _paged(x: Inputs) -> tuple[Begin, Step]:
-    (batch, heads, n, dk), dv, size = x.k.shape, x.v.shape[-1], x.case.size
-    cache = rg.nn.PagedCache(batch, heads, batch * -(-n // size), size, dk, dv, x.k.dtype)
+    return _in_pages(x, x.case.size, x.k.dtype)
+
+
+def _eight_bits_in_pages(x: Inputs) -> tuple[Begin, Step]:
+    return _in_pages(x, PAGE, torch.int8)
+
+
+def _in_pages(x: Inputs, size: int, dtype: torch.dtype) -> tuple[Begin, Step]:
+    (batch, heads, n, dk), dv = x.k.shape, x.v.shape[-1]
+    cache = rg.nn.PagedCache(batch, heads, batch * -(-n // size), size, dk, dv, dtype)
     _fill(cache, x)
     return lambda: cache.crop(x.case.past), _appending(cache, x)
 
