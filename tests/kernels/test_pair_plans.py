@@ -12,6 +12,7 @@ from torch import Tensor
 import regard as rg
 from fuzz.build import Unplanned
 from needed import needs_kernels
+from regard.core.region import Region
 from regard.runtime import plan_cache
 
 pytestmark = needs_kernels
@@ -87,7 +88,7 @@ def test_a_bias_beside_a_modifier_of_ones_own() -> None:
     """Its graph follows from all shapes, also from which sizes are 1."""
 
     class Tilted(rg.Modifier):
-        def modify(self, s: Tensor, at: rg.Region) -> Tensor:
+        def modify(self, s: Tensor, at: Region) -> Tensor:
             return s - (at.i - at.j).abs() * 0.01
 
     plan_cache.clear()
