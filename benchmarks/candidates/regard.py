@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -194,7 +195,8 @@ def call_each(x: Inputs) -> Way:
 def _decoding(x: Inputs) -> list[Way]:
     chosen: dict[str, dict[str, Callable[[Inputs], tuple[Begin, Step]]]] = {
         "growing": {"slices": sliced, "GrowingCache": cached},
-        "int8": {"GrowingCache": cached, "GrowingCache, int8": _eight_bits, "PagedCache, int8": _eight_bits_in_pages},
+        "int8": {"GrowingCache": cached, "GrowingCache, int8": partial(cached, dtype=torch.int8)}
+        | {"PagedCache, int8": partial(_in_pages, size=PAGE, dtype=torch.int8)},
         "sliding": {"slices": _within, "RollingCache": _rolling},
         "left": {"Documents": _left, "padding moved to the end, Lengths": _moved},
         "pages": {"PagedCache": _paged},
@@ -220,16 +222,8 @@ def cached(x: Inputs, dtype: torch.dtype | None = None) -> tuple[Begin, Step]:
     return lambda: cache.crop(x.case.past), _appending(cache, x)
 
 
-def _eight_bits(x: Inputs) -> tuple[Begin, Step]:
-    return cached(x, torch.int8)
-
-
 def _paged(x: Inputs) -> tuple[Begin, Step]:
     return _in_pages(x, x.case.size, x.k.dtype)
-
-
-def _eight_bits_in_pages(x: Inputs) -> tuple[Begin, Step]:
-    return _in_pages(x, PAGE, torch.int8)
 
 
 def _in_pages(x: Inputs, size: int, dtype: torch.dtype) -> tuple[Begin, Step]:

@@ -3,8 +3,8 @@
 //
 // An instruction reads and writes slots: numbers of some keys and of the block's queries (or of a row's query and W
 // keys). Slot 0 begins with the natural scores. First come the instructions that no key changes (NUMBER, LOAD of what
-// keys share), then the rest up to RESULT, then those of the derivatives by operands (LOAD_GRADIENT, GATHER_GRADIENT)
-// and by the score, up to DERIVATIVE.
+// keys share), then those that follow from distances (by_distance.h), then the rest up to RESULT, then those of the
+// derivatives by operands (LOAD_GRADIENT, GATHER_GRADIENT) and by the score, up to DERIVATIVE.
 #pragma once
 #include "steps/by_distance.h"
 #include "steps/interpreter.h"

@@ -81,7 +81,10 @@ class Open(Exception):
 
 
 def outline(item: Any, leaves: Leaves) -> Any:
-    """What stays of a value when its tensors are reduced to dtype, shape and strides; they go to `leaves`."""
+    """What stays of a value when its tensors, which go to `leaves`, are reduced to dtype, shape and strides.
+
+    Of those with a number for each token or pair, to what does not say how many there are.
+    """
     kind = type(item)
     if kind in _CONSTANTS:
         return number_key(item) if kind is float and _equals_others(item) else item
@@ -160,7 +163,7 @@ def _of_tokens(item: Any, leaves: Leaves) -> Any:
 _CONSTANTS = frozenset({int, float, bool, type(None)})
 _parts: dict[type, tuple[str, ...]] = {}  # of regard's own classes
 _per_token = set[type]()
-_per_pair: frozenset[type] = frozenset({Bias, Dense})
+_per_pair: frozenset[type] = frozenset({Bias, Dense})  # whose tensor broadcasts to the pairs of a call
 
 
 class AttentionArguments(NamedTuple):
