@@ -14,8 +14,10 @@ from collections.abc import Iterator
 # need no screen.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("MPLBACKEND", "Agg")
-# Processes of pytest-xdist share the cores: a thread that spins while it waits would hold one that another needs.
+# Processes of pytest-xdist share the cores: each has one thread, but for tests that ask for more, and none that spins
+# while it waits would hold the core that another needs.
 if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import hypothesis
@@ -44,7 +46,12 @@ os.register_at_fork(before=_no_test_forks)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="run every test, on every instruction set, in every dtype")
+    parser.addoption(
+        "--full",
+        action="store_true",
+        help="run every test, with every two values of its parameters, on every instruction set and backend",
+    )
+    parser.addoption("--every", action="store_true", help="run every test, with every combination of its parameters")
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests of each, in a random order")
 
 
@@ -52,13 +59,13 @@ LEFT_OUT = pytest.StashKey[list[pytest.Item]]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without --full, a test runs with few combinations of its parameters, which show each value (selection.py).
+    """A test runs with few combinations of its parameters; more with --full, all with --every (selection.py).
 
     Which ones are left out depends on no order and no hash; a test that is named by its whole id always runs.
     No test may need another one before it: `pytest --shuffle 7` shows it, and one file alone.
     """
-    if not config.getoption("--full"):
-        kept = selection.plain(items)
+    if not config.getoption("--every"):
+        kept = selection.full(items) if config.getoption("--full") else selection.plain(items)
         config.stash[LEFT_OUT] = list(set(items) - set(kept))
         items[:] = kept
     items[:] = selection.by_case(items)
@@ -95,7 +102,7 @@ hypothesis.register_random(TORCH_RANDOM)
 
 def pytest_configure(config: pytest.Config) -> None:
     """hypothesis draws few examples of each law without --full; in CI it draws the same ones each time."""
-    examples = 100 if config.getoption("--full") else 20
+    examples = 100 if config.getoption("--full") or config.getoption("--every") else 20
     same = {"derandomize": True, "database": None} if os.environ.get("CI") else {}
     hypothesis.settings.register_profile("regard", deadline=None, print_blob=True, max_examples=examples, **same)
     hypothesis.settings.load_profile("regard")
@@ -115,12 +122,21 @@ def unwritten_memory_is_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.fixture(autouse=True)
-def fixed_seed() -> None:
-    """Every test starts from the same random numbers, whichever tests ran before it."""
+def seed() -> None:
     random.seed(SEED)
     np.random.seed(SEED)
     seed_torch(SEED)
+
+
+def pytest_collectstart() -> None:
+    """What a file draws as it is imported is the same in every process, whichever files were collected before it."""
+    seed()
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    """Every test starts from the same random numbers, whichever tests ran before it."""
+    seed()
 
 
 @pytest.fixture(params=runnable())
@@ -179,7 +195,8 @@ MISSING = "needs "
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Says how many tests were left out of a plain run (in the last line), or skipped for want of something."""
     if left_out := config.stash.get(LEFT_OUT, []):
-        terminalreporter.stats["more with --full"] = left_out
+        more = "--every" if config.getoption("--full") else "--full"
+        terminalreporter.stats[f"more with {more}"] = left_out
     if found := _missing(terminalreporter):
         terminalreporter.section("skipped for want of something")
         for reason, count in sorted(Counter(found).items()):

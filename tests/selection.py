@@ -1,10 +1,10 @@
-"""Which tests a plain `pytest` runs: few combinations of each test's parameters, and every value of each of them."""
+"""Which combinations of a test's parameters run: `pytest` shows every value, `--full` every pair, `--every` all."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import product
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations, product
 from typing import Any
 from zlib import crc32
 
@@ -24,7 +24,19 @@ def plain(items: Sequence[Item]) -> list[Item]:
     """
     kept: set[Item] = set()
     for group in functions(item for item in items if not item.get_closest_marker("full")):
-        kept.update(_cover(_one_half_dtype(_best_instruction_set(parameters(group)))))
+        kept.update(_cover(_one_half_dtype(_best_instruction_set(parameters(group))), _values))
+    return [item for item in items if item in kept]
+
+
+def full(items: Sequence[Item]) -> list[Item]:
+    """The tests that run with --full, in the order given.
+
+    Of each test as many combinations of its parameters as show every two values together that any combination has, on
+    each instruction set and each backend anew. Where a test has at most two parameters beside these, that is all.
+    """
+    kept: set[Item] = set()
+    for group in functions(items):
+        kept.update(_cover(parameters(group), _pairs))
     return [item for item in items if item in kept]
 
 
@@ -87,15 +99,15 @@ def _one_half_dtype(group: dict[Item, Values]) -> dict[Item, Values]:
     return {item: values for item, values in group.items() if left_out is None or values["dtype"][1] != left_out}
 
 
-def _cover(group: dict[Item, Values]) -> list[Item]:
+def _cover(group: dict[Item, Values], shown_by: Callable[[Values], list[Any]]) -> list[Item]:
     """Items that show each feature often enough; first those that show most of what is still wanted."""
-    features = {item: _features(values) for item, values in group.items()}
+    features = {item: shown_by(values) for item, values in group.items()}
     order = sorted(group, key=lambda item: crc32(repr([number for number, _ in group[item].values()]).encode()))
     shown: Counter[Any] = Counter()
     kept: dict[Item, None] = {item: None for item in group if not features[item]}
 
     def wanted(item: Item) -> int:
-        times = 2 if item.get_closest_marker("twice") else 1
+        times = 2 if shown_by is _values and item.get_closest_marker("twice") else 1
         return sum(shown[feature] < times for feature in features[item])
 
     for most in range(max(map(len, features.values()), default=0), 0, -1):
@@ -106,15 +118,29 @@ def _cover(group: dict[Item, Values]) -> list[Item]:
     return list(kept)
 
 
-def _features(values: Values) -> list[Any]:
-    """The values of an item's parameters, each together with the backend if there is one.
-
-    A name such as "SoftCap under Causal" (testing.calls) is two values.
-    """
+def _values(values: Values) -> list[Any]:
+    """The values of an item's parameters, each together with the backend if there is one."""
     backend = values.get("backend", (None,))[0]
     found: list[Any] = [] if backend is None else [("backend", backend)]
+    return found + [(value, backend) for value in _each(values, "backend")]
+
+
+def _pairs(values: Values) -> list[Any]:
+    """Every two values of an item's parameters, and each one, together with the instruction set and the backend."""
+    on = tuple(values[name][0] for name in RUNNERS if name in values)
+    each = _each(values, *RUNNERS)
+    return [(on, *some) for count in range(3) for some in combinations(each, count)]
+
+
+# What a test runs on: parameters that every pair of the others meets.
+RUNNERS = ("isa", "backend")
+
+
+def _each(values: Values, *but: str) -> list[tuple[Any, ...]]:
+    """The values of other parameters than these; a name such as "SoftCap under Causal" (testing.calls) is two."""
+    found: list[tuple[Any, ...]] = []
     for name, (number, value) in values.items():
-        if name != "backend":
+        if name not in but:
             parts = value.split(" under ") if isinstance(value, str) else [number]
-            found += [(name, n, part, backend) for n, part in enumerate(parts)]
+            found += [(name, n, part) for n, part in enumerate(parts)]
     return found

@@ -68,13 +68,18 @@ def instruction_sets() -> list[str]:
 @pytest.mark.skipif(not compilers(), reason="needs a C++ compiler")
 @pytest.mark.parametrize("isa", instruction_sets())
 def test_the_c_interface_under_sanitizers(isa: str, tmp_path: Path) -> None:
-    """Right calls pass; each wrong field or index of each entry point is refused, no byte beside a buffer is read."""
+    """Right calls pass; each wrong field or index of each entry point is refused, no byte beside a buffer is read.
+
+    Undefined behavior is looked for on the widest set alone: the rest of the sources is the same, and it doubles the
+    time of the compiler.
+    """
     given = (f'-DREGARD_ISA="isa/{isa}.h"', *MARCH[isa])
     compiler = compilers()[0]
+    undefined = UNDEFINED if isa in runnable()[:1] else ()
 
     def compiled(source: str) -> Path:
         target = tmp_path / f"{Path(source).stem}.o"
-        flags = FLAGS if source == FUZZ else (*FLAGS, *UNDEFINED)
+        flags = FLAGS if source == FUZZ else (*FLAGS, *undefined)
         subprocess.run(
             [compiler, *flags, *given, f"-I{ROOT / 'native'}", "-c", ROOT / source, "-o", target], check=True
         )
@@ -82,7 +87,7 @@ def test_the_c_interface_under_sanitizers(isa: str, tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compiled, SOURCES))
-    subprocess.run([compiler, *FLAGS, *UNDEFINED, *objects, "-o", tmp_path / "fuzz"], check=True)
+    subprocess.run([compiler, *FLAGS, *undefined, *objects, "-o", tmp_path / "fuzz"], check=True)
     ran = subprocess.run([tmp_path / "fuzz", "300", "1"], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     for entry in ENTRIES:

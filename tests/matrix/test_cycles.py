@@ -29,8 +29,9 @@ BESSEL = rg.Where(lambda b, h, i, j: torch.special.bessel_j0((i - j).float()) > 
 
 @contextmanager
 def all_kept() -> Generator[None]:
-    """What the collector would free is kept, and nothing is collected meanwhile."""
+    """What the collector would free is kept, and nothing is collected meanwhile. It looks at what comes from now on."""
     gc.collect()
+    gc.freeze()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:

@@ -1,10 +1,10 @@
-"""What a run without --full has, by the rule of selection.py, of the tests that every mask and score goes through."""
+"""What a run with and without --full has, by the rules of selection.py, of the tests that every mask and score has."""
 
 from __future__ import annotations
 
 import inspect
 from collections import Counter
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
@@ -50,6 +50,32 @@ def test_each_mask_and_each_score_comes_twice_with_each_backend(file: str, reque
     assert len(few) < len(every) / 5
     assert {mask for _, name, mask in wanted if name == "mask"} == testing.masks(testing.frame()).keys()
     assert [one for one in wanted if times[one] < 2] == []
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["matrix/test_matrix.py", "kernels/test_native.py", "kernels/test_native_int8.py", "unit/test_own_shapes.py"],
+)
+def test_full_shows_every_two_values_on_every_instruction_set_and_backend(
+    file: str, request: pytest.FixtureRequest
+) -> None:
+    every = collected(request, file)
+    kept = set(selection.full(every))
+    assert file == "unit/test_own_shapes.py" or len(kept) < len(every) / 2
+
+    def pairs(item: pytest.Item) -> set[object]:
+        given = {name: value for name, value in item.callspec.params.items() if name not in ("isa", "backend")}
+        if " under " in str(given.get("name")):
+            given["score"], given["mask"] = given.pop("name").split(" under ")
+        runner = item.callspec.params.get("isa"), repr(item.callspec.params.get("backend"))
+        each = [(name, str(value)) for name, value in given.items()]
+        return {(item.originalname, runner, some) for n in range(3) for some in combinations(each, n)}
+
+    wanted, shown = (
+        {pair for item in items if hasattr(item, "callspec") for pair in pairs(item)} for items in (every, kept)
+    )
+    assert wanted == shown
+    assert kept >= {item for item in every if not hasattr(item, "callspec")}
 
 
 def test_values_in_turn_meet_each_one_of_every_axis() -> None:
