@@ -2,6 +2,7 @@
 // i has cell i + nk - 1 and key j has cell j.
 #pragma once
 #include "steps/list.h"
+#include "steps/sums_by_distance.h"
 
 namespace regard {
 
@@ -101,13 +102,8 @@ struct Offsets : Modifier {
   template <int V>
   static void add_by_lane(double* sum, const Block<V>& b, const Tile& t, const float* ds, int64_t from, int64_t to) {
     if (b.c.q_cell) return add_by_cell<V>(sum, b, t, ds, from, to);
-    constexpr int64_t size = kTile + kQueries;
-    float sums[size] = {};
-    for (int64_t n = from; n < to; ++n)
-      for (int v = 0; v < V; ++v) {
-        float* at = sums + v * W + to - 1 - n;
-        store(at, load(at) + load(ds + n * kQueries + v * W));
-      }
+    float sums[kDistances] = {};
+    add_by_distance<V>(sums, ds, from, to);
     double* first = sum + b.p.row - (t.j + to) + b.c.nk;
     for (int64_t n = 0; n < to - from - 1 + V * W; ++n) first[n] += sums[n];
   }

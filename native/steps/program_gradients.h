@@ -7,6 +7,7 @@
 #include "steps/bias.h"
 #include "steps/program_code.h"
 #include "steps/softcap.h"
+#include "steps/sums_by_distance.h"
 
 namespace regard {
 
@@ -140,9 +141,29 @@ struct ProgramGradients : ProgramCode {
   template <int V>
   static void add_by_index(double* table, int64_t size, int64_t rows, const float* terms, const int32_t* index,
                            int64_t from, int64_t to) {
+    const auto add = [&](int32_t at, float term) {
+      if (at >= 0 && at < size) table[at] += term;
+    };
+    if (rows == V * W && follows_from_distance(index, rows, from, to)) {
+      float sums[kDistances] = {};
+      add_by_distance<V>(sums, terms, from, to);
+      for (int64_t n = to - 1; n > from; --n) add(index[n * kQueries], sums[to - 1 - n]);
+      for (int64_t i = 0; i < rows; ++i) add(index[from * kQueries + i], sums[to - 1 - from + i]);
+      return;
+    }
     for (int64_t n = from; n < to; ++n)
-      for (int64_t i = n * kQueries; i < n * kQueries + rows; ++i)
-        if (index[i] >= 0 && index[i] < size) table[index[i]] += terms[i];
+      for (int64_t i = n * kQueries; i < n * kQueries + rows; ++i) add(index[i], terms[i]);
+  }
+
+  // Whether all pairs of a tile whose places differ by the same have the same index.
+  static bool follows_from_distance(const int32_t* index, int64_t rows, int64_t from, int64_t to) {
+    for (int64_t n = from; n + 1 < to; ++n) {
+      const int32_t *here = index + n * kQueries, *next = here + kQueries + 1;
+      int32_t other = 0;
+      for (int64_t i = 0; i + 1 < rows; ++i) other |= here[i] ^ next[i];
+      if (other) return false;
+    }
+    return true;
   }
 
   // Adds the sums of a head to the gradients.

@@ -111,6 +111,31 @@ def test_the_definition(name: str, lengths: str, isa: str) -> None:
     check(case_of(*LENGTHS[lengths], Of(name)))
 
 
+INDICES: dict[str, Callable[[Region], Tensor]] = {
+    "distances": lambda at: at.i - at.j + 350,
+    "clamped": lambda at: (at.i - at.j).clamp(-20, 30) + 20,
+    "one": lambda at: 0 * (at.i - at.j) + 3,
+    "also the key": lambda at: (at.i - at.j + 350) // (1 + at.j % 2),
+}
+
+
+@dataclass(frozen=True)
+class Learned(rg.Modifier):
+    """A table by distance, whose gradient is summed along the diagonals of tiles, and one that is not."""
+
+    table: Tensor
+    index: str
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s + self.table[at.h, INDICES[self.index](at)] * 0.5
+
+
+@pytest.mark.parametrize("index", INDICES)
+@pytest.mark.parametrize("lengths", ["blocks", "one block", "long", "few keys"])
+def test_the_gradient_of_a_table(lengths: str, index: str, isa: str) -> None:
+    check(case_of(*LENGTHS[lengths], Learned(torch.randn(4, 700), index)))
+
+
 MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "dilated": lambda i, j: ((i - j) % 5 == 0) & (i >= j),
     "window of both ends": lambda i, j: ((i - j) < 40) & ((j - i) < 3) | (i == j),
