@@ -20,8 +20,6 @@ struct ByDistance {
   uint64_t key_slots;              // with positions of keys
   int32_t count, slot[kMost];      // that are written to; each has a table, of kSize numbers
 
-  bool any() const { return begin != end; }
-
   enum Kind : uint8_t { kPair, kShared, kQuery, kKey, kDistance };  // what the numbers of a slot belong to
 
   static Kind loaded(const regard_call& c, const Instruction& x) {
@@ -96,10 +94,18 @@ struct ByDistance {
     return !wrong && at[count - 1] >= at[0];  // from the largest number they went on at the least one
   }
 
-  // Runs them for `queries` lanes of queries and the keys [j, j + keys), at most kTile. Number m of a table is that of
-  // a query and a key whose places differ by m - (keys - 1). False where some positions do not count up by one.
-  __attribute__((noinline)) bool run(const regard_call& c, const Place& p, const Slots& of_pairs, float* tables,
-                                     int64_t queries, int64_t j, int64_t keys) const {
+  // Runs them for `queries` lanes of queries and the keys [j, j + keys), at most kTile, and returns the instruction
+  // that comes next: `end`, or `begin` where all are to be run for pairs: few keys, positions that do not count up by
+  // one.
+  const Instruction* run(const regard_call& c, const Place& p, const Slots& of_pairs, float* tables, int64_t queries,
+                         int64_t j, int64_t keys) const {
+    return begin != end && keys >= kLeastKeys && fill(c, p, of_pairs, tables, queries, j, keys) ? end : begin;
+  }
+
+  // Number m of a table is that of a query and a key whose places differ by m - (keys - 1). False where some positions
+  // do not count up by one.
+  __attribute__((noinline)) bool fill(const regard_call& c, const Place& p, const Slots& of_pairs, float* tables,
+                                      int64_t queries, int64_t j, int64_t keys) const {
     Slots s = of_pairs;
     for (int32_t n = 0; n < count; ++n) {
       s.at[slot[n]] = tables + n * kSize;

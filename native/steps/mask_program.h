@@ -153,12 +153,11 @@ struct MaskProgram : ProgramCode, TileMask {
   static void hide_keys(uint64_t* bits, const regard_call& c, const Place& p, const Slots& shared,
                         const ByDistance& distances, float* tables, int64_t j, int64_t count) {
     Slots s = shared;
-    const bool by_distance =
-        distances.any() && count >= ByDistance::kLeastKeys && distances.run(c, p, s, tables, kQueries, j, count);
+    const Instruction* body = distances.run(c, p, s, tables, kQueries, j, count);
     for (int64_t n = 0, keys; n < count; n += keys) {
       keys = count - n < kProgramKeys ? count - n : kProgramKeys;
-      if (by_distance) distances.point(s, tables, count, n);
-      const Instruction* x = by_distance ? distances.end : distances.begin;
+      if (body == distances.end) distances.point(s, tables, count, n);
+      const Instruction* x = body;
       for (; x->op != REGARD_DO_RESULT; ++x) {
         if (x->op == REGARD_DO_LOAD) Interpreter::load_operand<kVectors>(c, p, s, *x, j + n, keys);
         else Interpreter::compute<kVectors>(c, s, *x, keys);

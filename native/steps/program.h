@@ -105,14 +105,12 @@ struct Program : Modifier, ProgramGradients {
     constexpr int64_t kAtOnce = Interpreter::kSlotSize / (V * W);
     const ByDistance& distances = r.distances;
     Slots slots = r.slots;
-    const bool by_distance =
-        distances.any() && count >= ByDistance::kLeastKeys && distances.run(c, p, slots, r.tables, V * W, j, count);
-    const Instruction* body = by_distance ? distances.end : distances.begin;
+    const Instruction* body = distances.run(c, p, slots, r.tables, V * W, j, count);
     const bool in_place = ld == V * W && !kept;  // a derivative reads slot 0 behind the result
     for (int64_t done = 0, keys; done < count; done += keys) {
       keys = count - done < kAtOnce ? count - done : kAtOnce;
       float *row = scores + done * ld, *place = kept ? kept + done * kQueries : nullptr, *next = place;
-      if (by_distance) distances.point(slots, r.tables, count, done);
+      if (body == distances.end) distances.point(slots, r.tables, count, done);
       if (in_place) slots.at[0] = row;
       for (int64_t n = 0; !in_place && n < keys; ++n)
         for (int v = 0; v < V; ++v) store(slots.at[0] + (n * V + v) * W, load(row + n * ld + v * W));
