@@ -157,17 +157,33 @@ PyObject* write_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return new_ref(given[0]);
 }
 
-// round_rows(x, numbers, scales): rounds rows (*lead, n, d) to int8 (*lead, n, d) and their scales (*lead, n, 1), both
-// contiguous. None, and nothing is written, where they do not fit, are many, need gradients, or somebody must see it;
-// else `scales`.
+// Reads new rows, and the int8 numbers and scales that they become from `row` on.
+bool read_rounded(PyObject* const* given, int64_t row, RoundedRows& x) {
+  return read(given[0], x.t, true) && read(given[1], x.numbers, true) && read(given[2], x.scales, true) && x.fit(row);
+}
+
+// round_rows(x, numbers, scales): rounds rows (*lead, n, d) to int8 (*lead, n, d) and their scales (*lead, n, 1). None,
+// and nothing is written, where they do not fit, are many, need gradients, or somebody must see it; else `scales`.
 PyObject* round_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
   RoundedRows rows;
-  if (count != 3 || watched()) return leave_to_python();
-  if (!read(given[0], rows.t, true) || !read(given[1], rows.numbers, true) || !read(given[2], rows.scales, true))
+  if (count != 3 || watched() || !read_rounded(given, 0, rows) || recorded(given[0], given[0]))
     return leave_to_python();
-  if (!rows.fit() || recorded(given[0], given[0])) return leave_to_python();
-  rows.round();
+  rows.round(0);
   return new_ref(given[2]);
+}
+
+// write_rounded_rows(row, k, keys, key_scales, v, values, value_scales): the same of k (*lead, n, dk) to the rows from
+// `row` on of keys (*lead, capacity, dk) and key_scales (*lead, capacity, 1), and of v. None where round_rows answers
+// None; else `row`.
+PyObject* write_rounded_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  RoundedRows x[2];
+  if (count != 7 || watched()) return leave_to_python();
+  const int64_t row = PyLong_AsLongLong(given[0]);
+  for (int n = 0; n < 2; ++n)
+    if (!read_rounded(given + 1 + 3 * n, row, x[n])) return leave_to_python();
+  if (rows_of(x[0].t) != rows_of(x[1].t) || recorded(given[1], given[4])) return leave_to_python();
+  for (const RoundedRows& rows : x) rows.round(row);
+  return new_ref(given[0]);
 }
 
 // write_page_rows(most, lengths, block_table, keys, k, values, v): copies k (batch, heads, n, dk), n <= most, behind
@@ -251,6 +267,7 @@ PyMethodDef methods[] = {{"attend", settled<attend>, METH_FASTCALL, nullptr},
                          {"write_rows", settled<write_rows>, METH_FASTCALL, nullptr},
                          {"write_page_rows", settled<write_page_rows>, METH_FASTCALL, nullptr},
                          {"round_rows", settled<round_rows>, METH_FASTCALL, nullptr},
+                         {"write_rounded_rows", settled<write_rounded_rows>, METH_FASTCALL, nullptr},
                          {"remember", settled<remember>, METH_FASTCALL, nullptr},
                          {"forget", settled<forget>, METH_FASTCALL, nullptr}};
 

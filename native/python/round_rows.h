@@ -37,48 +37,49 @@ static float round_row(const char* row, int64_t width, bool half, int8_t* to) {
   return scale;
 }
 
-// New rows t (*lead, n, width), and contiguous tensors of the same rows: int8 numbers, and float scales (*lead, n, 1).
+// New rows t (*lead, n, width), and where they go: rows of int8 numbers (*lead, capacity, width) and of float scales
+// (*lead, capacity, 1).
 struct RoundedRows {
   DLTensor t, numbers, scales;
 
-  // Whether they fit, and are so few that torch's operations would take longer.
-  bool fit() const {
+  // Whether there are rows for them from `row` on, and they are so few that torch's operations would take longer.
+  bool fit(int64_t row) const {
     constexpr int64_t kMostNumbers = 1 << 14;
     const bool known =
         (t.dtype.code == kDLFloat && t.dtype.bits == 32) || (t.dtype.code == kDLBfloat && t.dtype.bits == 16);
-    if (!known || t.ndim < 2 || numbers.ndim != t.ndim || scales.ndim != t.ndim || t.strides[t.ndim - 1] != 1)
-      return false;
-    if (dtype_of(numbers.dtype) != REGARD_I8 || dtype_of(scales.dtype) != REGARD_F32 || scales.shape[t.ndim - 1] != 1)
+    if (!known || t.ndim < 2 || numbers.ndim != t.ndim || scales.ndim != t.ndim) return false;
+    const int last = t.ndim - 1;
+    if (dtype_of(numbers.dtype) != REGARD_I8 || dtype_of(scales.dtype) != REGARD_F32 || scales.shape[last] != 1 ||
+        t.strides[last] != 1 || numbers.strides[last] != 1)
       return false;
     int64_t count = 1;
-    for (int n = t.ndim - 1; n >= 0; --n) {
-      const bool last = n == t.ndim - 1;
-      if (t.shape[n] < 1 || t.shape[n] > kMostNumbers || numbers.shape[n] != t.shape[n]) return false;
-      if (!last && scales.shape[n] != t.shape[n]) return false;
-      if (numbers.shape[n] > 1 && numbers.strides[n] != count) return false;
-      if (!last && scales.shape[n] > 1 && scales.strides[n] != count / t.shape[t.ndim - 1]) return false;
-      count *= t.shape[n];
-      if (count > kMostNumbers) return false;
+    for (int n = 0; n <= last; ++n) {
+      if (t.shape[n] < 1 || t.shape[n] > kMostNumbers || (count *= t.shape[n]) > kMostNumbers) return false;
+      if (n == last - 1) continue;
+      if (numbers.shape[n] != t.shape[n] || (n < last && scales.shape[n] != t.shape[n])) return false;
     }
-    return true;
+    return row >= 0 && row <= rows_of(numbers) - rows_of(t) && row <= rows_of(scales) - rows_of(t);
   }
 
-  void round() const {
-    int8_t* to = (int8_t*)address(numbers);
-    float* scale = (float*)address(scales);
-    round_axis(0, address(t), to, scale);
+  // Rounds what fits.
+  void round(int64_t row) const {
+    const int rows = t.ndim - 2;
+    round_axis(0, address(t), (int8_t*)address(numbers) + row * numbers.strides[rows],
+               (float*)address(scales) + row * scales.strides[rows]);
   }
 
  private:
-  void round_axis(int axis, const char* from, int8_t*& to, float*& scale) const {
-    const int64_t width = t.shape[t.ndim - 1];
+  void round_axis(int axis, const char* from, int8_t* to, float* scale) const {
     if (axis == t.ndim - 1) {
-      *scale++ = round_row(from, width, t.dtype.bits == 16, to);
-      to += width;
+      *scale = round_row(from, t.shape[axis], t.dtype.bits == 16, to);
       return;
     }
-    for (int64_t n = 0; n < t.shape[axis]; ++n, from += t.strides[axis] * (t.dtype.bits / 8))
+    for (int64_t n = 0; n < t.shape[axis]; ++n) {
       round_axis(axis + 1, from, to, scale);
+      from += t.strides[axis] * (t.dtype.bits / 8);
+      to += numbers.strides[axis];
+      scale += scales.strides[axis];
+    }
   }
 };
 

@@ -1,4 +1,4 @@
-"""write_rows: what it copies is what torch copies, and what it leaves to torch stays as it was."""
+"""write_rows, write_rounded_rows: they write what torch writes, and what they leave to torch stays as it was."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch.testing._internal.logging_tensor import LoggingTensorMode
 
 import regard as rg
 from needed import needs_kernels
-from regard.backends.native.direct import write_rows
+from regard.backends.native.direct import write_rounded_rows, write_rows
+from regard.core.int8_rows import rounded
 from regard.nn import FixedCache
 
 pytestmark = needs_kernels
@@ -55,6 +56,36 @@ def test_it_copies_what_torch_copies(
     assert torch.equal(held[0], expected[0]) and torch.equal(held[1], expected[1])
 
 
+@settings(deadline=None)
+@given(
+    lead=st.lists(st.integers(1, 3), max_size=3),
+    n=st.integers(1, 4),
+    widths=st.tuples(st.integers(2, 6), st.integers(2, 6)),
+    row=st.integers(0, 5),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    data=st.data(),
+)
+def test_it_rounds_what_torch_rounds(
+    lead: list[int], n: int, widths: tuple[int, int], row: int, dtype: torch.dtype, data: st.DataObject
+) -> None:
+    """To the rows of buffers that lie as they like, but for the numbers of a row, which are neighbors."""
+    row, axes = min(row, 6 - n), len(lead) + 1
+    new, held, expected = [], [], []
+    for width in widths:
+        t = torch.randn(*lead, n, width).to(dtype)
+        t.view(-1)[data.draw(st.integers(0, t.numel() - 1))] = data.draw(st.sampled_from([0.0, 3e30, torch.inf]))
+        new.append(laid_out(t, [*data.draw(st.permutations(range(axes))), axes], 1))
+        order = data.draw(st.permutations(range(axes)))
+        buffers = torch.ones(*lead, 6, width, dtype=torch.int8), torch.ones(*lead, 6, 1)
+        held.append(tuple(laid_out(buffer, [*order, axes], 1) for buffer in buffers))
+        expected.append(tuple(buffer.clone() for buffer in buffers))
+        for buffer, made in zip(expected[-1], rounded(t), strict=True):
+            buffer[..., row : row + n, :] = made
+    assert write_rounded_rows(row, new[0], held[0], new[1], held[1])
+    for mine, right in zip(held, expected, strict=True):
+        assert torch.equal(mine[0], right[0]) and torch.equal(mine[1].nan_to_num(7), right[1].nan_to_num(7))
+
+
 def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.ones(shape, dtype=dtype)
 
@@ -79,6 +110,22 @@ def test_what_does_not_fit_is_left(case: str) -> None:
     keys, values = buffers()
     assert not write_rows(row, keys, k, values, v)
     assert not keys.any() and not values.any()
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_does_not_fit_is_not_rounded(case: str) -> None:
+    row, k, v = LEFT[case]()
+    held = [(keys, torch.zeros(2, 3, 8, 1)) for keys in buffers(torch.int8)]
+    assert not write_rounded_rows(row, k, held[0], v, held[1])
+    assert not any(t.any() for part in held for t in part)
+
+
+def test_few_scales_are_left() -> None:
+    (keys, values), k, v = buffers(torch.int8), ones(2, 3, 2, 5), ones(2, 3, 2, 4)
+    for short in ((2, 3, 7, 1), (2, 2, 8, 1), (2, 3, 8, 2)):
+        few, scales = torch.zeros(short), torch.zeros(2, 3, 8, 1)
+        assert not write_rounded_rows(6, k, (keys, scales), v, (values, few))
+        assert not any(t.any() for t in (keys, values, few, scales))
 
 
 def test_a_watched_copy_is_left() -> None:

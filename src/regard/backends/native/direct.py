@@ -20,6 +20,8 @@ from regard.core.paged import Paged
 from regard.core.positions import Positions
 from regard.masks.ragged import Lengths
 
+Int8Buffer = tuple[Tensor, Tensor]  # numbers and scales
+
 
 class Direct(NamedTuple):
     """The functions of native/python/calls.cpp, which says what they take.
@@ -31,6 +33,7 @@ class Direct(NamedTuple):
     write_rows    copies the keys and values of a step to a cache; None: it copied nothing
     write_page_rows  the same to the pages of a cache
     round_rows    rounds the keys or values of a step to int8; None: it rounded nothing
+    write_rounded_rows  rounds those of a step to the int8 of a cache; None: it rounded nothing
     remember      lets attend() find a plan
     forget        as if nothing had been remembered
     """
@@ -42,6 +45,7 @@ class Direct(NamedTuple):
     write_rows: Callable[..., int | None]
     write_page_rows: Callable[..., int | None]
     round_rows: Callable[..., Tensor | None]
+    write_rounded_rows: Callable[..., int | None]
     remember: Callable[..., None]
     forget: Callable[[], None]
 
@@ -97,6 +101,17 @@ def round_rows(x: Tensor) -> tuple[Tensor, Tensor] | None:
     numbers = torch.empty(x.shape, dtype=torch.int8, device="cpu")
     scales = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device="cpu")
     return None if direct().round_rows(x, numbers, scales) is None else (numbers, scales)
+
+
+def write_rounded_rows(row: int, k: Tensor, keys: Int8Buffer, v: Tensor, values: Int8Buffer) -> bool:
+    """Rounds k (*lead, n, dk) to the rows from `row` on of a buffer, and v (*lead, n, dv): see round_rows.
+
+    A buffer has int8 numbers (*lead, capacity, d) and float32 scales (*lead, capacity, 1). Returns whether it was done;
+    else nothing is written.
+    """
+    if torch.compiler.is_compiling() or not runnable():
+        return False
+    return direct().write_rounded_rows(row, k, *keys, v, *values) is not None
 
 
 def write_page_rows(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.backends.native.direct import round_rows, write_page_rows, write_rows
+from regard.backends.native.direct import round_rows, write_page_rows, write_rounded_rows, write_rows
 from regard.core.int8_rows import Int8Rows, products, rounded
 from regard.nn.cache.base import check_like, check_rows
 
@@ -89,11 +89,8 @@ class Int8(Form):
         return keys, values, key_scales, value_scales
 
     def write(self, buffers: tuple[Tensor, ...], row: int, k: Tensor, v: Tensor) -> bool:
-        keys, values = round_rows(k), round_rows(v)
-        if keys is None or values is None:
-            return False
-        parts = zip(buffers[::2], keys, buffers[1::2], values, strict=True)
-        return all(write_rows(row, *part) for part in parts)
+        keys, values, key_scales, value_scales = buffers
+        return write_rounded_rows(row, k, (keys, key_scales), v, (values, value_scales))
 
     def write_pages(
         self, most: int, lengths: list[int], table: Tensor, pools: tuple[Tensor, ...], k: Tensor, v: Tensor
