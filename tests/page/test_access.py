@@ -12,11 +12,13 @@ import torch
 import regard as rg
 import sample_reports as reports
 from regard.inspect.report.picture import Picture
+from selection import in_turn
 
 # A visit takes half a second: a plain run makes those of test_page.py and test_served_page.py alone.
 pytestmark = pytest.mark.full
 
-WIDTHS = [390, 768, 1280, 1920]
+WIDTHS, SCHEMES = [390, 768, 1280, 1920], ["light", "dark"]
+SIZES = in_turn(SCHEMES, WIDTHS)  # what overlaps depends on no scheme, and contrast on no width
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +34,7 @@ def serious(seen: Any, axe: str) -> list[tuple[str, list[str]]]:
     return [(one["id"], [node["html"][:160] for node in one["nodes"]]) for one in found]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("scheme", "width"), SIZES)
 def test_axe_finds_nothing_in_what_heads_add(visit: Any, axe: str, tmp_path: Path, width: int, scheme: str) -> None:
     report = reports.report(2, 3, 23)
     held = report.with_heads(*reports.results(report))
@@ -45,8 +46,7 @@ def test_axe_finds_nothing_in_what_heads_add(visit: Any, axe: str, tmp_path: Pat
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("scheme", "width"), SIZES)
 def test_axe_finds_nothing_in_a_pair_of_texts(visit: Any, axe: str, tmp_path: Path, width: int, scheme: str) -> None:
     reports.report(1, 2, 23, second_text=9).save(tmp_path / "a.html")
     form = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}}
@@ -55,8 +55,7 @@ def test_axe_finds_nothing_in_a_pair_of_texts(visit: Any, axe: str, tmp_path: Pa
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("scheme", "width"), SIZES)
 def test_axe_finds_nothing(visit: Any, axe: str, width: int, scheme: str) -> None:
     seen = visit(color_scheme=scheme, viewport={"width": width, "height": 900})
     assert serious(seen, axe) == []
@@ -87,9 +86,7 @@ def long() -> rg.Report:
     return reports.report(2, 2, 3001)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("made", [image, cross, long])
+@pytest.mark.parametrize(("scheme", "width", "made"), in_turn(SCHEMES, WIDTHS, [image, cross, long]))
 def test_axe_finds_nothing_in_pages_of_each_kind(
     visit: Any, axe: str, tmp_path: Path, made: Callable[[], rg.Report], width: int, scheme: str
 ) -> None:

@@ -14,7 +14,7 @@ from regard.demo.model import ByteTokenizer, load
 from regard.demo.reading import read
 from regard.inspect.report.findings import shown
 from regard_command import main
-from test_access import WIDTHS, axe, serious
+from test_access import SIZES, axe, serious
 
 pytestmark = pytest.mark.full
 __all__ = ["axe"]  # the fixture
@@ -76,8 +76,7 @@ def test_without_circuits_there_is_no_such_part(visit: Any) -> None:
     assert not visit().page.locator("#circuits").is_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("scheme", "width"), SIZES)
 def test_axe_finds_nothing(visit: Any, axe: str, found: Any, tmp_path: Path, width: int, scheme: str) -> None:
     read(load(), TEXT).with_heads(found).save(tmp_path / "a.html", head="L3H1")
     form = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}}

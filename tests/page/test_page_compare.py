@@ -15,7 +15,7 @@ from matplotlib.image import imread
 
 import regard as rg
 import sample_reports as reports
-from test_access import WIDTHS, axe, serious
+from test_access import SIZES, axe, serious
 from word_reports import of_words, words
 
 pytestmark = pytest.mark.full
@@ -252,8 +252,7 @@ def test_the_map_is_saved_as_a_picture(seen: Any, tmp_path: Path) -> None:
     assert seen.said == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("scheme", "width"), SIZES)
 def test_axe_finds_nothing(visit: Any, axe: str, found: Any, tmp_path: Path, width: int, scheme: str) -> None:
     found.save(tmp_path / "a.html", heads=("L0H1", "L1H0"))
     seen = visit(tmp_path / "a.html", color_scheme=scheme, viewport={"width": width, "height": 900})

@@ -11,7 +11,8 @@ import pytest
 import regard as rg
 import sample_reports as reports
 from regard.inspect.report.comparison import Comparison
-from test_access import WIDTHS, WRITTEN, axe, serious
+from selection import in_turn
+from test_access import SCHEMES, WIDTHS, WRITTEN, axe, serious
 from test_page_compare import AFTER, BEFORE, ROWS, text
 from test_page_compare_images import image
 from word_reports import of_words, words
@@ -44,9 +45,7 @@ def longer() -> Comparison:
     return found
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("made", [images, cross, long, longer])
+@pytest.mark.parametrize(("scheme", "width", "made"), in_turn(SCHEMES, WIDTHS, [images, cross, long, longer]))
 def test_axe_finds_nothing_in_comparisons_of_each_kind(
     visit: Any, axe: str, tmp_path: Path, made: Callable[[], Comparison], width: int, scheme: str
 ) -> None:
