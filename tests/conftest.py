@@ -139,6 +139,16 @@ def fixed_seed() -> None:
     seed()
 
 
+@pytest.fixture(scope="module")
+def few_objects() -> None:
+    """The garbage collector looks at what is made from now on: for files that call it again and again.
+
+    In a process that has run thousands of tests it takes half a second otherwise.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(params=runnable())
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each instruction set that this machine runs, as the one that the native kernels take."""

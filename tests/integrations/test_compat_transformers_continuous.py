@@ -25,6 +25,8 @@ from regard.compat.transformers.continuous import GatheredPart, Layout
 from regard.core.errors import Unsupported
 from regard.core.paged import Paged
 
+pytestmark = pytest.mark.usefixtures("few_objects")  # continuous batching collects garbage where it ends
+
 # sdpa has neither caps nor sinks
 PEERS = {name: "paged|eager" if name in ("soft cap", "sinks") else "sdpa" for name in MODELS}
 

@@ -26,6 +26,8 @@ from regard.compat.transformers.page_rows import RowsAsGiven, RowsOfInt8, page_r
 from regard.core.deferred import DeferredRows, written_out
 from regard.core.int8_rows import Int8Rows, products, rounded
 
+pytestmark = pytest.mark.usefixtures("few_objects")  # continuous batching collects garbage where it ends
+
 
 def of_int8(**options: Any) -> BatchingConfig:
     return batching(BatchingConfig, dtype=torch.int8, **options)

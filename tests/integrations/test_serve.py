@@ -17,6 +17,8 @@ pytest.importorskip(
     "transformers.generation.continuous_batching.cache_allocators", reason="needs transformers 5.23 or later"
 )
 
+pytestmark = pytest.mark.usefixtures("few_objects")  # continuous batching collects garbage where it ends
+
 SMALL = [
     *("serve", "--requests=5", "--shortest=2", "--longest=40", "--system=19", "--new=3", "--page=8", "--batch=32"),
     *("--heads=2", "--layers=2", "--repeats=1"),

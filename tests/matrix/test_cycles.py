@@ -19,6 +19,8 @@ from regard import facts, testing
 from regard.backends.base import Backend
 from regard.compat.torch import flex_attention
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 SOURCE = Path(__file__).parent.parent.parent / "src"
 FRAME = testing.frame()
 MASKS, SCORES = list(testing.masks(FRAME)), list(testing.scores(FRAME))
@@ -29,9 +31,8 @@ BESSEL = rg.Where(lambda b, h, i, j: torch.special.bessel_j0((i - j).float()) > 
 
 @contextmanager
 def all_kept() -> Generator[None]:
-    """What the collector would free is kept, and nothing is collected meanwhile. It looks at what comes from now on."""
+    """What the collector would free is kept, and nothing is collected meanwhile."""
     gc.collect()
-    gc.freeze()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
