@@ -54,7 +54,9 @@ struct RoundedRows {
       return false;
     int64_t count = 1;
     for (int n = 0; n <= last; ++n) {
-      if (t.shape[n] < 1 || t.shape[n] > kMostNumbers || (count *= t.shape[n]) > kMostNumbers) return false;
+      if (t.shape[n] < 1 || t.shape[n] > kMostNumbers) return false;
+      count *= t.shape[n];
+      if (count > kMostNumbers) return false;
       if (n == last - 1) continue;
       if (numbers.shape[n] != t.shape[n] || (n < last && scales.shape[n] != t.shape[n])) return false;
     }
