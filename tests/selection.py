@@ -14,6 +14,9 @@ import torch
 Item = pytest.Item
 Values = dict[str, tuple[int, Any]]
 
+# What a test runs on: parameters that every pair of the others meets with --full.
+RUNNERS = ("isa", "backend")
+
 
 def plain(items: Sequence[Item]) -> list[Item]:
     """The tests that run without --full, in the order given.
@@ -130,10 +133,6 @@ def _pairs(values: Values) -> list[Any]:
     on = tuple(values[name][0] for name in RUNNERS if name in values)
     each = _each(values, *RUNNERS)
     return [(on, *some) for count in range(3) for some in combinations(each, count)]
-
-
-# What a test runs on: parameters that every pair of the others meets.
-RUNNERS = ("isa", "backend")
 
 
 def _each(values: Values, *but: str) -> list[tuple[Any, ...]]:
