@@ -27,7 +27,7 @@ def plain(items: Sequence[Item]) -> list[Item]:
     """
     kept: set[Item] = set()
     for group in functions(item for item in items if not item.get_closest_marker("full")):
-        kept.update(_cover(_one_half_dtype(_best_instruction_set(parameters(group))), _values))
+        kept.update(_cover(_one_half_dtype(_best_instruction_set(parameters(group))), _values, _times))
     return [item for item in items if item in kept]
 
 
@@ -39,7 +39,7 @@ def full(items: Sequence[Item]) -> list[Item]:
     """
     kept: set[Item] = set()
     for group in functions(items):
-        kept.update(_cover(parameters(group), _pairs))
+        kept.update(_cover(parameters(group), _pairs, lambda _: 1))
     return [item for item in items if item in kept]
 
 
@@ -102,7 +102,13 @@ def _one_half_dtype(group: dict[Item, Values]) -> dict[Item, Values]:
     return {item: values for item, values in group.items() if left_out is None or values["dtype"][1] != left_out}
 
 
-def _cover(group: dict[Item, Values], shown_by: Callable[[Values], list[Any]]) -> list[Item]:
+def _times(item: Item) -> int:
+    return 2 if item.get_closest_marker("twice") else 1
+
+
+def _cover(
+    group: dict[Item, Values], shown_by: Callable[[Values], list[Any]], times: Callable[[Item], int]
+) -> list[Item]:
     """Items that show each feature often enough; first those that show most of what is still wanted."""
     features = {item: shown_by(values) for item, values in group.items()}
     order = sorted(group, key=lambda item: crc32(repr([number for number, _ in group[item].values()]).encode()))
@@ -110,8 +116,7 @@ def _cover(group: dict[Item, Values], shown_by: Callable[[Values], list[Any]]) -
     kept: dict[Item, None] = {item: None for item in group if not features[item]}
 
     def wanted(item: Item) -> int:
-        times = 2 if shown_by is _values and item.get_closest_marker("twice") else 1
-        return sum(shown[feature] < times for feature in features[item])
+        return sum(shown[feature] < times(item) for feature in features[item])
 
     for most in range(max(map(len, features.values()), default=0), 0, -1):
         for item in order:
