@@ -3,23 +3,13 @@
 // Python keeps plans (src/regard/runtime/plan_cache.py); `bind` makes the struct of a call from a plan's. `remember`
 // lets `attend` find a plan by itself, where nothing changes from call to call but the tensors, the lengths and the
 // positions; whatever it does not know it leaves to Python, with the answer None.
+#include "python/append.h"
 #include "python/bind.h"
 #include "python/known.h"
-#include "python/pages.h"
-#include "python/round_rows.h"
 
 using namespace regard;
 
 namespace {
-
-// Whether a mode or a transform must see the call.
-bool watched() {
-  for (Py_ssize_t n = 0; n < PyTuple_Size(py.guards); ++n) {
-    const Ref answer{PyObject_CallFunctionObjArgs(PyTuple_GetItem(py.guards, n), nullptr)};
-    if (!answer || PyObject_IsTrue(answer.get())) return true;
-  }
-  return number_of(Ref{PyObject_GetAttr(py.forward_ad, py.current_level)}) >= 0;
-}
 
 // The span of positions, where they have one.
 bool span_of(PyObject* positions, Span& span) {
@@ -27,12 +17,6 @@ bool span_of(PyObject* positions, Span& span) {
   const Ref members{PyObject_GetAttr(positions, py.dict)};
   PyObject* const made = members ? PyDict_GetItem(members.get(), py.made) : nullptr;
   return made && read_span(made, span);
-}
-
-// What attend() answers where Python must make the call, and say what is wrong with it.
-PyObject* leave_to_python() {
-  PyErr_Clear();
-  return return_none();
 }
 
 // What Python needs to record a call: (plan, out, row_stats, (bytes of the struct, what it leads to), leaves).
@@ -135,74 +119,6 @@ PyObject* differentiate(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return found.release();
 }
 
-// Whether torch records what is done with new keys and values.
-bool recorded(PyObject* k, PyObject* v) {
-  return truth_of(Ref{PyObject_CallFunctionObjArgs(py.is_grad_enabled, nullptr)}) &&
-         (needs_of(&k, 1) || needs_of(&v, 1));
-}
-
-// write_rows(row, keys, k, values, v): copies k (*lead, n, dk) to the rows from `row` on of keys (*lead, capacity, dk),
-// and v to those of values. None, and nothing is written, where they do not fit, are many, need gradients, or somebody
-// must see the copy; else `row`.
-PyObject* write_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  if (count != 5 || watched()) return leave_to_python();
-  const int64_t row = PyLong_AsLongLong(given[0]);
-  DLTensor to[2], from[2];
-  for (int n = 0; n < 2; ++n) {
-    const bool known = read(given[1 + 2 * n], to[n], true) && read(given[2 + 2 * n], from[n], true);
-    if (!known || !fits(to[n], from[n], row)) return leave_to_python();
-  }
-  if (rows_of(from[0]) != rows_of(from[1]) || recorded(given[2], given[4])) return leave_to_python();
-  for (int n = 0; n < 2; ++n) copy_rows(to[n], from[n], row);
-  return new_ref(given[0]);
-}
-
-// Reads new rows, and the int8 numbers and scales that they become from `row` on.
-bool read_rounded(PyObject* const* given, int64_t row, RoundedRows& x) {
-  return read(given[0], x.t, true) && read(given[1], x.numbers, true) && read(given[2], x.scales, true) && x.fit(row);
-}
-
-// round_rows(x, numbers, scales): rounds rows (*lead, n, d) to int8 (*lead, n, d) and their scales (*lead, n, 1). None,
-// and nothing is written, where they do not fit, are many, need gradients, or somebody must see it; else `scales`.
-PyObject* round_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  RoundedRows rows;
-  if (count != 3 || watched() || !read_rounded(given, 0, rows) || recorded(given[0], given[0]))
-    return leave_to_python();
-  rows.round(0);
-  return new_ref(given[2]);
-}
-
-// write_rounded_rows(row, k, keys, key_scales, v, values, value_scales): the same of k (*lead, n, dk) to the rows from
-// `row` on of keys (*lead, capacity, dk) and key_scales (*lead, capacity, 1), and of v. None where round_rows answers
-// None; else `row`.
-PyObject* write_rounded_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  RoundedRows x[2];
-  if (count != 7 || watched()) return leave_to_python();
-  const int64_t row = PyLong_AsLongLong(given[0]);
-  for (int n = 0; n < 2; ++n)
-    if (!read_rounded(given + 1 + 3 * n, row, x[n])) return leave_to_python();
-  if (rows_of(x[0].t) != rows_of(x[1].t) || recorded(given[1], given[4])) return leave_to_python();
-  for (const RoundedRows& rows : x) rows.round(row);
-  return new_ref(given[0]);
-}
-
-// write_page_rows(most, lengths, block_table, keys, k, values, v): copies k (batch, heads, n, dk), n <= most, behind
-// the lengths[b] rows of each sequence b that lie in the pages block_table[b] of keys (pages, heads, page_size, dk),
-// and v to those of values. None, and nothing is written, where write_rows answers None, and for most < 1; else n.
-PyObject* write_page_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  const int64_t most = count == 7 ? PyLong_AsLongLong(given[0]) : 0;
-  if (most < 1 || watched()) return leave_to_python();
-  Sequences sequences;
-  NewRows x[2];
-  if (!sequences.read(given[2], given[1])) return leave_to_python();
-  for (int n = 0; n < 2; ++n)
-    if (!read(given[3 + 2 * n], x[n].pool, true) || !read(given[4 + 2 * n], x[n].rows, true) || !x[n].fit())
-      return leave_to_python();
-  const int64_t rows = rows_of(x[0].rows);
-  if (rows > most || recorded(given[4], given[6]) || !copy_to_pages(sequences, x)) return leave_to_python();
-  return PyLong_FromLongLong(rows);
-}
-
 // remember(plan, owner, outlines, q, k, v, score, mask, positions, sink): lets attend() serve calls like this one.
 // plan: an address, which owner keeps.
 PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -265,9 +181,10 @@ PyMethodDef methods[] = {{"attend", settled<attend>, METH_FASTCALL, nullptr},
                          {"set_operands", settled<set_operands>, METH_FASTCALL, nullptr},
                          {"differentiate", settled<differentiate>, METH_FASTCALL, nullptr},
                          {"write_rows", settled<write_rows>, METH_FASTCALL, nullptr},
-                         {"write_page_rows", settled<write_page_rows>, METH_FASTCALL, nullptr},
                          {"round_rows", settled<round_rows>, METH_FASTCALL, nullptr},
                          {"write_rounded_rows", settled<write_rounded_rows>, METH_FASTCALL, nullptr},
+                         {"write_page_rows", settled<write_page_rows>, METH_FASTCALL, nullptr},
+                         {"write_rounded_page_rows", settled<write_rounded_page_rows>, METH_FASTCALL, nullptr},
                          {"remember", settled<remember>, METH_FASTCALL, nullptr},
                          {"forget", settled<forget>, METH_FASTCALL, nullptr}};
 

@@ -80,6 +80,21 @@ struct Names {
 };
 static Names py;
 
+// Whether a mode or a transform must see the call.
+static bool watched() {
+  for (Py_ssize_t n = 0; n < PyTuple_Size(py.guards); ++n) {
+    const Ref answer{PyObject_CallFunctionObjArgs(PyTuple_GetItem(py.guards, n), nullptr)};
+    if (!answer || PyObject_IsTrue(answer.get())) return true;
+  }
+  return number_of(Ref{PyObject_GetAttr(py.forward_ad, py.current_level)}) >= 0;
+}
+
+// What a function answers where Python must do it instead, and say what is wrong.
+static PyObject* leave_to_python() {
+  PyErr_Clear();
+  return return_none();
+}
+
 static char* address(const DLTensor& t) { return (char*)t.data + t.byte_offset; }
 
 static bool empty(const DLTensor& t) {

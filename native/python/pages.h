@@ -1,21 +1,23 @@
-// A few new rows of each sequence, copied to the pages that its block table names: the keys and values of a decoding
+// A few new rows of each sequence, written to the pages that its block table names: the keys and values of a decoding
 // step.
 #pragma once
-#include "python/rows.h"
+#include "python/round_rows.h"
 
 namespace regard {
 
 // A pool of pages (pages, heads, page_size, width), and the new rows (batch, heads, n, width) of the sequences.
-struct NewRows {
+struct RowsOfPages {
   DLTensor pool, rows;
 
-  bool fit() const {
+  // Reads rows and pool; whether those can be copied to this.
+  bool read(PyObject* const* given) {
+    if (!regard::read(given[0], rows, true) || !regard::read(given[1], pool, true)) return false;
     if (pool.ndim != 4 || rows.ndim != 4 || !few_of_same_dtype(pool, rows)) return false;
     return rows.shape[1] == pool.shape[1] && rows.shape[3] == pool.shape[3] && pool.shape[2] > 0;
   }
 
   // Copies row n of sequence b to row `to` of a page.
-  void copy(int64_t b, int64_t n, int64_t page, int64_t to) const {
+  void write(int64_t b, int64_t n, int64_t page, int64_t to) const {
     int64_t one_row[4] = {1, rows.shape[1], 1, rows.shape[3]};
     DLTensor row = rows;
     row.shape = one_row;
@@ -23,6 +25,23 @@ struct NewRows {
     copy_axis(pool, row, 1, address(pool) + (page * pool.strides[0] + to * pool.strides[2]) * element,
               address(rows) + (b * rows.strides[0] + n * rows.strides[2]) * element);
   }
+};
+
+// The same, rounded to a pool of int8 numbers and one of float scales (pages, heads, page_size, 1).
+struct RoundedRowsOfPages {
+  DLTensor pool, rows;
+  RoundedRows rounded;
+
+  // Reads rows, numbers and scales.
+  bool read(PyObject* const* given) {
+    if (!rounded.read(given) || rounded.t.ndim != 4 || !rounded.fit(1)) return false;
+    rows = rounded.t;
+    pool = rounded.numbers;
+    const DLTensor& scales = rounded.scales;
+    return pool.shape[2] > 0 && scales.shape[0] == pool.shape[0] && scales.shape[2] == pool.shape[2];
+  }
+
+  void write(int64_t b, int64_t n, int64_t page, int64_t to) const { rounded.round_to_page(b, n, page, to); }
 };
 
 // Where the rows of sequences lie: the pages of each, int32 (batch, room), and how many rows each has, a list.
@@ -56,22 +75,23 @@ struct Sequences {
   }
 };
 
-// Copies the new rows of keys and values behind those that each sequence has; false, and nothing is copied, where they
-// do not fit.
-static bool copy_to_pages(const Sequences& to, const NewRows (&given)[2]) {
-  const NewRows &k = given[0], &v = given[1];
+// Writes the new rows of keys and values behind those that each sequence has, n <= most of them; returns n, or -1, and
+// nothing is written, where they do not fit.
+template <class Rows>
+int64_t write_to_pages(const Sequences& to, const Rows& k, const Rows& v, int64_t most) {
   const int64_t n = rows_of(k.rows);
-  if (k.rows.shape[0] != to.table.shape[0] || v.rows.shape[0] != to.table.shape[0] || rows_of(v.rows) != n)
-    return false;
-  if (k.pool.shape[0] != v.pool.shape[0] || k.pool.shape[2] != v.pool.shape[2]) return false;
-  if (!to.each_new_row(n, k.pool, [](int64_t, int64_t, int64_t page, int64_t) { return page >= 0; })) return false;
-  for (const NewRows& x : given)
-    if (!empty(x.rows))  // such tensors may have no address
-      to.each_new_row(n, x.pool, [&x](int64_t b, int64_t i, int64_t page, int64_t row) {
-        x.copy(b, i, page, row);
+  if (n > most || rows_of(v.rows) != n || k.rows.shape[0] != to.table.shape[0] || v.rows.shape[0] != k.rows.shape[0])
+    return -1;
+  if (k.pool.shape[0] != v.pool.shape[0] || k.pool.shape[2] != v.pool.shape[2]) return -1;
+  if (!to.each_new_row(n, k.pool, [](int64_t, int64_t, int64_t page, int64_t) { return page >= 0; })) return -1;
+  const Rows* const both[2] = {&k, &v};
+  for (const Rows* const x : both)
+    if (!empty(x->rows))  // such tensors may have no address
+      to.each_new_row(n, x->pool, [x](int64_t b, int64_t i, int64_t page, int64_t row) {
+        x->write(b, i, page, row);
         return true;
       });
-  return true;
+  return n;
 }
 
 }  // namespace regard

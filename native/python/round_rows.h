@@ -38,12 +38,18 @@ static float round_row(const char* row, int64_t width, bool half, int8_t* to) {
 }
 
 // New rows t (*lead, n, width), and where they go: rows of int8 numbers (*lead, capacity, width) and of float scales
-// (*lead, capacity, 1).
+// (*lead, capacity, 1); in pages, whose first axis is that of the pages.
 struct RoundedRows {
   DLTensor t, numbers, scales;
 
-  // Whether there are rows for them from `row` on, and they are so few that torch's operations would take longer.
-  bool fit(int64_t row) const {
+  bool read(PyObject* const* given) {
+    return regard::read(given[0], t, true) && regard::read(given[1], numbers, true) &&
+           regard::read(given[2], scales, true);
+  }
+
+  // Whether they are rows that can be rounded there, and so few that torch's operations would take longer. first: the
+  // first axis of which numbers and scales have as many as t.
+  bool fit(int first) const {
     constexpr int64_t kMostNumbers = 1 << 14;
     const bool known =
         (t.dtype.code == kDLFloat && t.dtype.bits == 32) || (t.dtype.code == kDLBfloat && t.dtype.bits == 16);
@@ -57,17 +63,35 @@ struct RoundedRows {
       if (t.shape[n] < 1 || t.shape[n] > kMostNumbers) return false;
       count *= t.shape[n];
       if (count > kMostNumbers) return false;
-      if (n == last - 1) continue;
+      if (n < first || n == last - 1) continue;
       if (numbers.shape[n] != t.shape[n] || (n < last && scales.shape[n] != t.shape[n])) return false;
     }
+    return true;
+  }
+
+  // Whether there are rows for them from `row` on.
+  bool have_room(int64_t row) const {
     return row >= 0 && row <= rows_of(numbers) - rows_of(t) && row <= rows_of(scales) - rows_of(t);
   }
 
-  // Rounds what fits.
+  // Rounds what fits from axis 0 on, to the rows from `row` on.
   void round(int64_t row) const {
     const int rows = t.ndim - 2;
     round_axis(0, address(t), (int8_t*)address(numbers) + row * numbers.strides[rows],
                (float*)address(scales) + row * scales.strides[rows]);
+  }
+
+  // Rounds row n of sequence b to row `to` of a page: t (batch, heads, n, width).
+  void round_to_page(int64_t b, int64_t n, int64_t page, int64_t to) const {
+    const char* from = address(t) + (b * t.strides[0] + n * t.strides[2]) * (t.dtype.bits / 8);
+    int8_t* row = (int8_t*)address(numbers) + page * numbers.strides[0] + to * numbers.strides[2];
+    float* scale = (float*)address(scales) + page * scales.strides[0] + to * scales.strides[2];
+    for (int64_t head = 0; head < t.shape[1]; ++head) {
+      *scale = round_row(from, t.shape[3], t.dtype.bits == 16, row);
+      from += t.strides[1] * (t.dtype.bits / 8);
+      row += numbers.strides[1];
+      scale += scales.strides[1];
+    }
   }
 
  private:

@@ -1,5 +1,7 @@
 // A few new rows, copied to a buffer that has room for more: the keys and values of a decoding step.
 #pragma once
+#include <stddef.h>
+
 #include "python/objects.h"
 
 namespace regard {

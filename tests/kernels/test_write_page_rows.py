@@ -1,4 +1,5 @@
-"""write_page_rows: what it copies lies where the block table says, and what it leaves to others stays as it was."""
+"""write_page_rows, write_rounded_page_rows: what they write lies where the block table says, and what they leave to
+others stays as it was."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from torch.testing._internal.logging_tensor import LoggingTensorMode
 
 import regard as rg
 from needed import needs_kernels
-from regard.backends.native.direct import write_page_rows
+from regard.backends.native.direct import write_page_rows, write_rounded_page_rows
+from regard.core.int8_rows import rounded
 from regard.nn import PagedCache
 
 pytestmark = needs_kernels
@@ -55,8 +57,41 @@ def test_each_row_lies_where_the_block_table_says(
             for i in range(n):
                 page, row = table[b, (length + i) // size], (length + i) % size
                 expected[-1][page, :, row] = rows[b, :, i]
-    assert write_page_rows(4, lengths, table, held[0], new[0], held[1], new[1]) == n
+    assert write_page_rows(4, lengths, table, new[0], held[0], new[1], held[1]) == n
     assert torch.equal(held[0], expected[0]) and torch.equal(held[1], expected[1])
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    n=st.integers(1, 4),
+    size=st.integers(1, 5),
+    widths=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    data=st.data(),
+)
+def test_each_rounded_row_lies_where_the_block_table_says(
+    lengths: list[int], n: int, size: int, widths: tuple[int, int], dtype: torch.dtype, data: st.DataObject
+) -> None:
+    """In pools that lie as they like, but for the numbers of a row, which are neighbors."""
+    batch, room = len(lengths), -(-13 // size)
+    table = torch.randperm(PAGES * 4)[: batch * room].view(batch, room).int()
+    new, held, expected = [], [], []
+    for width in widths:
+        t = torch.randn(batch, HEADS, n, width).to(dtype)
+        t.view(-1)[data.draw(st.integers(0, t.numel() - 1))] = data.draw(st.sampled_from([0.0, 3e30, torch.inf]))
+        new.append(laid_out(t, [*data.draw(st.permutations(range(3))), 3], 1))
+        order = data.draw(st.permutations(range(3)))
+        pools = torch.ones(PAGES * 4, HEADS, size, width, dtype=torch.int8), torch.ones(PAGES * 4, HEADS, size, 1)
+        held.append(tuple(laid_out(pool, [*order, 3], 1) for pool in pools))
+        expected.append(tuple(pool.clone() for pool in pools))
+        for pool, rows in zip(expected[-1], rounded(t), strict=True):
+            for b, length in enumerate(lengths):
+                for i in range(n):
+                    pool[table[b, (length + i) // size], :, (length + i) % size] = rows[b, :, i]
+    assert write_rounded_page_rows(4, lengths, table, new[0], held[0], new[1], held[1]) == n
+    for mine, right in zip(held, expected, strict=True):
+        assert torch.equal(mine[0], right[0]) and torch.equal(mine[1].nan_to_num(7), right[1].nan_to_num(7))
 
 
 def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -103,16 +138,34 @@ LEFT: dict[str, Callable[[], Given]] = {
 def test_what_does_not_fit_is_left(case: str | None) -> None:
     most, lengths, table, k, v = Given() if case is None else LEFT[case]()
     keys, values = torch.zeros(4, HEADS, 4, 5), torch.zeros(4, HEADS, 4, 4)
-    wrote = write_page_rows(most, lengths, table, keys, k, values, v)
+    wrote = write_page_rows(most, lengths, table, k, keys, v, values)
     assert wrote == (1 if case is None else None)
     assert bool(keys.any()) == bool(values.any()) == (case is None)
+
+
+@pytest.mark.parametrize("case", [None, *LEFT])
+def test_what_does_not_fit_is_not_rounded(case: str | None) -> None:
+    most, lengths, table, k, v = Given() if case is None else LEFT[case]()
+    held = [(torch.zeros(4, HEADS, 4, d, dtype=torch.int8), torch.zeros(4, HEADS, 4, 1)) for d in (5, 4)]
+    wrote = write_rounded_page_rows(most, lengths, table, k, held[0], v, held[1])
+    assert wrote == (1 if case is None else None)
+    assert all(bool(t.any()) == (case is None) for part in held for t in part)
+
+
+def test_few_scales_are_left() -> None:
+    most, lengths, table, k, v = Given()
+    for short in ((3, HEADS, 4, 1), (4, HEADS - 1, 4, 1), (4, HEADS, 3, 1), (4, HEADS, 4, 2)):
+        held = [(torch.zeros(4, HEADS, 4, d, dtype=torch.int8), torch.zeros(4, HEADS, 4, 1)) for d in (5, 4)]
+        held[1] = held[1][0], torch.zeros(short)
+        assert write_rounded_page_rows(most, lengths, table, k, held[0], v, held[1]) is None
+        assert not any(t.any() for part in held for t in part)
 
 
 def test_pools_of_unequal_pages_are_left() -> None:
     most, lengths, table, k, v = Given()
     for shape in ((3, HEADS, 4, 4), (4, HEADS, 5, 4)):
         keys, values = torch.zeros(4, HEADS, 4, 5), torch.zeros(shape)
-        assert write_page_rows(most, lengths, table, keys, k, values, v) is None
+        assert write_page_rows(most, lengths, table, k, keys, v, values) is None
         assert not keys.any() and not values.any()
 
 
@@ -120,7 +173,7 @@ def test_a_watched_copy_is_left() -> None:
     most, lengths, table, k, v = Given()
     keys, values = torch.zeros(4, HEADS, 4, 5), torch.zeros(4, HEADS, 4, 4)
     with LoggingTensorMode():
-        assert write_page_rows(most, lengths, table, keys, k, values, v) is None
+        assert write_page_rows(most, lengths, table, k, keys, v, values) is None
     assert not keys.any() and not values.any()
 
 

@@ -52,7 +52,7 @@ def test_it_copies_what_torch_copies(
         new.append(laid_out(torch.randint(-9, 9, (*lead, n, width)).to(dtype), order, data.draw(st.integers(1, 2))))
         expected.append(held[-1].clone())
         expected[-1][..., row : row + n, :] = new[-1]
-    assert write_rows(row, held[0], new[0], held[1], new[1])
+    assert write_rows(row, new[0], held[0], new[1], held[1])
     assert torch.equal(held[0], expected[0]) and torch.equal(held[1], expected[1])
 
 
@@ -108,7 +108,7 @@ LEFT: dict[str, Callable[[], tuple[int, Tensor, Tensor]]] = {
 def test_what_does_not_fit_is_left(case: str) -> None:
     row, k, v = LEFT[case]()
     keys, values = buffers()
-    assert not write_rows(row, keys, k, values, v)
+    assert not write_rows(row, k, keys, v, values)
     assert not keys.any() and not values.any()
 
 
@@ -131,14 +131,14 @@ def test_few_scales_are_left() -> None:
 def test_a_watched_copy_is_left() -> None:
     keys, values = buffers()
     with LoggingTensorMode():
-        assert not write_rows(0, keys, ones(2, 3, 1, 5), values, ones(2, 3, 1, 4))
+        assert not write_rows(0, ones(2, 3, 1, 5), keys, ones(2, 3, 1, 4), values)
     assert not keys.any() and not values.any()
 
 
 def test_many_rows_are_left_to_the_threads_of_torch() -> None:
     many = torch.zeros(1, 1, 5000, 64)
-    assert not write_rows(0, many, many[..., :4000, :], many, many[..., :4000, :])
-    assert write_rows(0, many, many[..., :200, :], many, many[..., :200, :])
+    assert not write_rows(0, many[..., :4000, :], many, many[..., :4000, :], many)
+    assert write_rows(0, many[..., :200, :], many, many[..., :200, :], many)
 
 
 @pytest.mark.parametrize("forget", ["crop", "reset"])

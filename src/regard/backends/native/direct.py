@@ -24,16 +24,17 @@ Int8Buffer = tuple[Tensor, Tensor]  # numbers and scales
 
 
 class Direct(NamedTuple):
-    """The functions of native/python/calls.cpp, which says what they take.
+    """The functions of native/python/calls.cpp and append.h, which say what they take.
 
     attend        the output of a call, or of one with gradients what autograd needs; None: no plan is remembered for it
     bind          fills in a plan's struct for a call; out, or None where the plan does not serve such a call
     set_operands  fills in the operands of a struct: their addresses and strides; how many it could: see bind.bind
     differentiate  the gradients of q, k and v, from a backward plan's struct
     write_rows    copies the keys and values of a step to a cache; None: it copied nothing
-    write_page_rows  the same to the pages of a cache
     round_rows    rounds the keys or values of a step to int8; None: it rounded nothing
     write_rounded_rows  rounds those of a step to the int8 of a cache; None: it rounded nothing
+    write_page_rows  what write_rows does, to the pages of a cache
+    write_rounded_page_rows  what write_rounded_rows does, to the pages of a cache
     remember      lets attend() find a plan
     forget        as if nothing had been remembered
     """
@@ -43,9 +44,10 @@ class Direct(NamedTuple):
     set_operands: Callable[..., int]
     differentiate: Callable[..., tuple[Tensor | None, ...] | int | None]
     write_rows: Callable[..., int | None]
-    write_page_rows: Callable[..., int | None]
     round_rows: Callable[..., Tensor | None]
     write_rounded_rows: Callable[..., int | None]
+    write_page_rows: Callable[..., int | None]
+    write_rounded_page_rows: Callable[..., int | None]
     remember: Callable[..., None]
     forget: Callable[[], None]
 
@@ -79,7 +81,7 @@ def shortcut() -> Callable[..., Any] | None:
     return None if not runnable() or sysconfig.get_config_var("Py_GIL_DISABLED") else direct().attend
 
 
-def write_rows(row: int, keys: Tensor, k: Tensor, values: Tensor, v: Tensor) -> bool:
+def write_rows(row: int, k: Tensor, keys: Tensor, v: Tensor, values: Tensor) -> bool:
     """Copies k (*lead, n, dk) to the rows from `row` on of keys (*lead, capacity, dk), and v to those of values.
 
     Returns whether it was done: in 1 µs, where torch's operations take 6. Not done, and nothing written: for tensors
@@ -88,7 +90,7 @@ def write_rows(row: int, keys: Tensor, k: Tensor, values: Tensor, v: Tensor) -> 
     """
     if torch.compiler.is_compiling() or not runnable():
         return False
-    return direct().write_rows(row, keys, k, values, v) is not None
+    return direct().write_rows(row, k, keys, v, values) is not None
 
 
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -115,7 +117,7 @@ def write_rounded_rows(row: int, k: Tensor, keys: Int8Buffer, v: Tensor, values:
 
 
 def write_page_rows(
-    most: int, lengths: list[int], block_table: Tensor, keys: Tensor, k: Tensor, values: Tensor, v: Tensor
+    most: int, lengths: list[int], block_table: Tensor, k: Tensor, keys: Tensor, v: Tensor, values: Tensor
 ) -> int | None:
     """Copies k (batch, heads, n, dk) and v (batch, heads, n, dv) behind the lengths[b] rows of each sequence b.
 
@@ -125,4 +127,16 @@ def write_page_rows(
     """
     if torch.compiler.is_compiling() or not runnable():
         return None
-    return direct().write_page_rows(most, lengths, block_table, keys, k, values, v)
+    return direct().write_page_rows(most, lengths, block_table, k, keys, v, values)
+
+
+def write_rounded_page_rows(
+    most: int, lengths: list[int], block_table: Tensor, k: Tensor, keys: Int8Buffer, v: Tensor, values: Int8Buffer
+) -> int | None:
+    """The same, rounded to int8: see round_rows and write_page_rows.
+
+    keys, values: int8 numbers (pages, heads, page_size, d) and float32 scales (pages, heads, page_size, 1).
+    """
+    if torch.compiler.is_compiling() or not runnable():
+        return None
+    return direct().write_rounded_page_rows(most, lengths, block_table, k, *keys, v, *values)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.backends.native.direct import round_rows, write_page_rows, write_rounded_rows, write_rows
+from regard.backends.native.direct import write_page_rows, write_rounded_page_rows, write_rounded_rows, write_rows
 from regard.core.int8_rows import Int8Rows, products, rounded
 from regard.nn.cache.base import check_like, check_rows
 
@@ -72,12 +72,12 @@ class AsGiven(Form):
         return (dk, dtype), (dv, dtype)
 
     def write(self, buffers: tuple[Tensor, ...], row: int, k: Tensor, v: Tensor) -> bool:
-        return write_rows(row, buffers[0], k, buffers[1], v)
+        return write_rows(row, k, buffers[0], v, buffers[1])
 
     def write_pages(
         self, most: int, lengths: list[int], table: Tensor, pools: tuple[Tensor, ...], k: Tensor, v: Tensor
     ) -> int | None:
-        return write_page_rows(most, lengths, table, pools[0], k, pools[1], v)
+        return write_page_rows(most, lengths, table, k, pools[0], v, pools[1])
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,8 @@ class Int8(Form):
     def write_pages(
         self, most: int, lengths: list[int], table: Tensor, pools: tuple[Tensor, ...], k: Tensor, v: Tensor
     ) -> int | None:
-        keys, values = (round_rows(k), round_rows(v)) if most > 0 else (None, None)
-        if keys is None or values is None:
-            return None
-        n, same = (
-            write_page_rows(most, lengths, table, *part)
-            for part in zip(pools[::2], keys, pools[1::2], values, strict=True)
-        )
-        return n if n == same else None
+        keys, values, key_scales, value_scales = pools
+        return write_rounded_page_rows(most, lengths, table, k, (keys, key_scales), v, (values, value_scales))
 
     def read(self, rows: tuple[Tensor, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
         keys, values, key_scales, value_scales = rows

@@ -136,7 +136,7 @@ class PagedCache(KVCache):
         """Copies new rows to the pages of two pools."""
         tables = self._tables
         lengths, table, counts = tables.lengths, tables.tensor, new if nested else None
-        if not nested and write_page_rows(tables.spare, lengths, table, keys, k, values, v) is not None:
+        if not nested and write_page_rows(tables.spare, lengths, table, k, keys, v, values) is not None:
             return
         # a graph calls no kernel by address
         if torch.compiler.is_compiling() or not write_pages(k, v, keys, values, table, lengths, counts):
