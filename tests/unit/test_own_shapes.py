@@ -54,6 +54,7 @@ def attend(backend: Backend | None, **given: Any) -> Tensor:
             r"mask Answers\(.*visible\(at\) returned shape \(3, 1, 1, .* for pairs of shape \(2, 4",
         ),
         (lambda at: torch.ones(3, 1, 1).bool() & (at.i >= at.j), rg.ShapeError, r"returned shape \(3, "),
+        (lambda at: torch.ones(5, 5).bool(), rg.ShapeError, r"visible\(at\) returned shapes? \((1, )?5, 5\)"),
         (lambda at: (at.i >= at.j).float(), TypeError, r"returned torch.float32; expected a boolean tensor"),
         (lambda at: True, TypeError, r"returned bool; expected a boolean tensor"),
     ],

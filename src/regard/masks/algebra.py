@@ -299,11 +299,15 @@ def seen_by(mask: Mask, at: Region, size: tuple[int, int]) -> Tensor:
     if not torch.compiler.is_compiling() and not broadcasts(seen.shape, full):
         raise ShapeError(
             f"mask {mask!r}: visible(at) returned shape {listed(seen.shape)} for pairs of shape {listed(full)}, "
-            "(*batch, heads, queries, keys); expected one that broadcasts to it. A mask is asked about some of the "
-            "pairs at a time: index tensors by i and j, or by at.heads(t), at.queries(t), at.keys(t), at.pairs(t); a "
-            "whole tensor of booleans is Dense(t)."
+            f"(*batch, heads, queries, keys); expected one that broadcasts to it. {_PAIRS_AT_A_TIME}"
         )
     return seen
+
+
+_PAIRS_AT_A_TIME = (
+    "A mask is asked about some of the pairs at a time: index tensors by i and j, or by at.heads(t), at.queries(t), "
+    "at.keys(t), at.pairs(t); a whole tensor of booleans is Dense(t)."
+)
 
 
 def _booleans(mask: Mask, at: Region) -> Tensor:
@@ -343,6 +347,17 @@ class _Pair(Mask):
     def extent(self) -> Extent:
         return self.a.extent().both(self.b.extent())
 
+    def both(self, at: Region) -> tuple[Tensor, Tensor]:
+        """What each side answers; ShapeError where the two answers do not broadcast to each other."""
+        a, b = _booleans(self.a, at), _booleans(self.b, at)
+        axes = zip(reversed(a.shape), reversed(b.shape), strict=False)
+        if not torch.compiler.is_compiling() and not all(n == m or 1 in (n, m) for n, m in axes):
+            raise ShapeError(
+                f"masks {self.a!r} and {self.b!r}: visible(at) returned shapes {listed(a.shape)} and "
+                f"{listed(b.shape)}; expected two that broadcast to (*batch, heads, queries, keys). {_PAIRS_AT_A_TIME}"
+            )
+        return a, b
+
 
 @dataclass(frozen=True)
 class And(_Pair):
@@ -354,7 +369,8 @@ class And(_Pair):
     """
 
     def visible(self, at: Region) -> Tensor:
-        return _booleans(self.a, at) & _booleans(self.b, at)
+        a, b = self.both(at)
+        return a & b
 
     def cover(self, at: Tiling) -> Tensor:
         return torch.minimum(self.a.cover(at), self.b.cover(at))
@@ -387,7 +403,8 @@ class Or(_Pair):
     """
 
     def visible(self, at: Region) -> Tensor:
-        return _booleans(self.a, at) | _booleans(self.b, at)
+        a, b = self.both(at)
+        return a | b
 
     def cover(self, at: Tiling) -> Tensor:
         return torch.maximum(self.a.cover(at), self.b.cover(at))
