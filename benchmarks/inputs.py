@@ -9,7 +9,6 @@ from torch import Tensor
 
 from benchmarks.cases import ARCHITECTURES, MODELS, PATCHED, PIECES, STEPPED, WINDOW, Case
 from benchmarks.functions import TABLE, indices, mask_of
-from regard.core.int8_rows import rounded
 from regard.scores.buckets import T5Buckets
 
 BUCKETS = T5Buckets(32, 128)
@@ -133,6 +132,8 @@ def draw(case: Case) -> Inputs:
     if case.what == "prefix":
         k[1:, :, : case.size], v[1:, :, : case.size] = k[:1, :, : case.size], v[:1, :, : case.size]
     if case.what == "int8":
+        from regard.core.int8_rows import rounded  # older checkouts have none (--against)
+
         k, v = ((numbers * scales).to(dtype) for numbers, scales in map(rounded, (k, v)))
     mask = learned = cotangent = None
     if case.what == "bool":

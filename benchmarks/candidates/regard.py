@@ -195,8 +195,11 @@ def call_each(x: Inputs) -> Way:
 def _decoding(x: Inputs) -> list[Way]:
     chosen: dict[str, dict[str, Callable[[Inputs], tuple[Begin, Step]]]] = {
         "growing": {"slices": sliced, "GrowingCache": cached},
-        "int8": {"GrowingCache": cached, "GrowingCache, int8": partial(cached, dtype=torch.int8)}
-        | {"PagedCache, int8": partial(_in_pages, size=PAGE, dtype=torch.int8)},
+        "int8": {
+            "GrowingCache": cached,
+            "GrowingCache, int8": _cached_int8,
+            "PagedCache, int8": partial(_in_pages, size=PAGE, dtype=torch.int8),
+        },
         "sliding": {"slices": _within, "RollingCache": _rolling},
         "left": {"Documents": _left, "padding moved to the end, Lengths": _moved},
         "pages": {"PagedCache": _paged},
@@ -215,9 +218,16 @@ def sliced(x: Inputs, mask: rg.Mask = rg.Causal()) -> tuple[Begin, Step]:
     return tuple, step
 
 
-def cached(x: Inputs, dtype: torch.dtype | None = None) -> tuple[Begin, Step]:
+def cached(x: Inputs) -> tuple[Begin, Step]:
     """A step appends its key and value to a cache, and reads all."""
-    cache = rg.nn.GrowingCache(dtype=dtype)
+    return _growing(x, rg.nn.GrowingCache())
+
+
+def _cached_int8(x: Inputs) -> tuple[Begin, Step]:
+    return _growing(x, rg.nn.GrowingCache(dtype=torch.int8))
+
+
+def _growing(x: Inputs, cache: rg.nn.GrowingCache) -> tuple[Begin, Step]:
     _fill(cache, x)
     return lambda: cache.crop(x.case.past), _appending(cache, x)
 

@@ -102,6 +102,7 @@ def test_a_how_to_fits_on_a_screen(page: Path) -> None:
     assert len([line for line in code.splitlines() if line.strip()]) <= 40
 
 
+@pytest.mark.full
 def test_the_alignment_of_dates_is_learned_in_two_hundred_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

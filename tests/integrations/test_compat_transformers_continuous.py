@@ -102,6 +102,7 @@ def test_several_answers_to_a_prompt() -> None:
     assert tokens[::2] == tokens[1::2] == generated(MODELS["hybrid"].build("sdpa"), prompts()[:3])
 
 
+@pytest.mark.full
 def test_graphs_of_fixed_sizes() -> None:
     texts = prompts()[:4]
     config = CompileConfig(backend="eager", fullgraph=False, dynamic=True, mode=None)

@@ -182,6 +182,7 @@ def test_a_report_is_that_of_eager() -> None:
     assert ours == eager
 
 
+@pytest.mark.full
 def test_in_a_graph() -> None:
     """One graph, with the table and without an embedding of all pairs; its values and gradients are eager's."""
     torch._dynamo.reset()

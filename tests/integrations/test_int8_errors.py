@@ -24,6 +24,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("int8_errors")
 
 
+@pytest.mark.full
 def test_every_model_has_a_row(
     example: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

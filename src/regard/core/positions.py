@@ -129,21 +129,32 @@ def counted(
     >>> counted((5, 2), (3, 4)).k
     tensor([3, 4, 5, 6])
     """
+    if torch.compiler.is_compiling() or scripted():  # which have numbers of their own
+        _refuse_counts(q, k)
+        return _with_span(counting(*q, device), counting(*k, device), Span(q, k, device))
+    (first, nq), (k_first, nk) = q, k
+    counts = type(nq) is int and type(nk) is int and nq >= 0 and nk >= 0
+    near = type(first) is int and type(k_first) is int and max(abs(first), abs(k_first)) <= FARTHEST
+    if not counts or not near:  # asked once, since each step of a cache comes here
+        _refuse_counts(q, k)
+        _refuse_far(q[0] if isinstance(q[0], tuple) else (q[0],), k[0])
+    made = object.__new__(Positions)
+    object.__setattr__(made, "_span", Span(q, k, device))
+    return made
+
+
+def _refuse_counts(q: tuple[int | tuple[int, ...], int], k: tuple[int, int]) -> None:
     for count in (q[1], k[1]):
-        if isinstance(count, (float, str)):  # no other check: a graph has numbers of its own
+        if isinstance(count, (float, str)):
             raise TypeError(f"{count!r} positions: expected an integer.")
     if q[1] < 0 or k[1] < 0:
         first, count = q if q[1] < 0 else k
         raise ValueError(f"{count_of(count, 'position')} from {first} on: expected 0 or more.")
-    firsts = *(q[0] if type(q[0]) is tuple else (q[0],)), k[0]
-    if not torch.compiler.is_compiling() and any(type(n) is int and not -FARTHEST <= n <= FARTHEST for n in firsts):
-        raise ValueError(f"positions from {firsts[0]} and {firsts[-1]} on: expected numbers from -2^62 to 2^62.")
-    span = Span(q, k, device)
-    if torch.compiler.is_compiling() or scripted():
-        return _with_span(counting(*q, device), counting(*k, device), span)
-    made = object.__new__(Positions)
-    object.__setattr__(made, "_span", span)
-    return made
+
+
+def _refuse_far(q: tuple[int, ...], k: int) -> None:
+    if any(type(n) is int and not -FARTHEST <= n <= FARTHEST for n in (*q, k)):
+        raise ValueError(f"positions from {q[0]} and {k} on: expected numbers from -2^62 to 2^62.")
 
 
 def _with_span(q: Tensor, k: Tensor, span: Span | None) -> Positions:
@@ -188,6 +199,16 @@ def tail(
     >>> tail(1, [7, 3])
     Positions(q=int64[2, 1], k=int64[7])
     """
+    lengths = None if type(nk) is int else _lengths_of(nk)
+    if lengths is None:
+        n = cast(int, nk)  # torch.jit.trace has tensors of one number
+        return counted((start + n - nq, nq), (start, n), device)
+    shift = start - nq
+    return counted((tuple([n + shift for n in lengths]), nq), (start, max(lengths)), device)
+
+
+def _lengths_of(nk: int | Sequence[int] | Tensor) -> list[int] | None:
+    """A length for each sequence; None where nk is one number."""
     if isinstance(nk, Tensor) and nk.dim():
         if nk.dim() > 1:
             raise ShapeError(
@@ -198,13 +219,11 @@ def tail(
     if isinstance(nk, str):
         raise TypeError(f"tail: nk is {nk!r}; expected a number, or lengths (batch,).")
     if not isinstance(nk, (list, tuple)):
-        n = cast(int, nk)  # torch.jit.trace has tensors of one number
-        return counted((start + n - nq, nq), (start, n), device)
+        return None
     lengths = numbers(nk, "tail: nk")
     if not lengths or min(lengths) < 0:
         raise ValueError(f"tail: nk is {nk}; expected lengths of 0 or more, of one sequence at least.")
-    shift = start - nq
-    return counted((tuple([n + shift for n in lengths]), nq), (start, max(lengths)), device)
+    return list(lengths)
 
 
 def resolve_positions(

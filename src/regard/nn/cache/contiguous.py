@@ -53,7 +53,7 @@ class ContiguousCache(KVCache):
         seen = self._length + n - self._first_read(self._length)
         self._rows, self._length, self._appended = self._rows + n, self._length + n, n
         first = self._rows - seen
-        return self._form.read(tuple([buffer.narrow(-2, first, seen) for buffer in buffers]), (k.dtype, v.dtype))
+        return self._form.read([buffer.narrow(-2, first, seen) for buffer in buffers], k, v)
 
     def _write(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """Copies new keys and values behind the others, once they are checked and there is room."""

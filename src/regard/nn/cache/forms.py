@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +22,8 @@ class Form(ABC):
         """What is written to the buffers, (*lead, n, width) each."""
 
     @abstractmethod
-    def read(self, rows: tuple[Tensor, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
-        """Keys and values as an append returns them, from rows of the buffers. dtypes: of the appended k and v."""
+    def read(self, rows: Sequence[Tensor], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values as an append of k and v returns them, from rows of the buffers."""
 
     def check(
         self,
@@ -62,7 +63,7 @@ class AsGiven(Form):
     def kept(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         return k, v
 
-    def read(self, rows: tuple[Tensor, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
+    def read(self, rows: Sequence[Tensor], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return rows[0], rows[1]
 
     def _check_rows(self, buffer: Tensor, lead: tuple[int, ...], t: Tensor, name: str) -> None:
@@ -98,11 +99,11 @@ class Int8(Form):
         keys, values, key_scales, value_scales = pools
         return write_rounded_page_rows(most, lengths, table, k, (keys, key_scales), v, (values, value_scales))
 
-    def read(self, rows: tuple[Tensor, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
+    def read(self, rows: Sequence[Tensor], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         keys, values, key_scales, value_scales = rows
         if torch.compiler.is_compiling():  # a graph reads no int8
-            return products(keys, key_scales, dtypes[0]), products(values, value_scales, dtypes[1])
-        return Int8Rows(keys, key_scales, dtypes[0]), Int8Rows(values, value_scales, dtypes[1])
+            return products(keys, key_scales, k.dtype), products(values, value_scales, v.dtype)
+        return Int8Rows(keys, key_scales, k.dtype), Int8Rows(values, value_scales, v.dtype)
 
     def _check_rows(self, buffer: Tensor, lead: tuple[int, ...], t: Tensor, name: str) -> None:
         check_rows(buffer, lead, t, name)

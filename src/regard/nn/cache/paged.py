@@ -107,7 +107,7 @@ class PagedCache(KVCache):
         self._appended, seen = new, self.length
         # torch.export: a graph reads no pages
         kind = gather_rows if torch.compiler.is_compiling() else Paged
-        return form.read(tuple([kind(pool, tables.tensor, seen) for pool in pools]), (k.dtype, v.dtype))
+        return form.read([kind(pool, tables.tensor, seen) for pool in pools], k, v)
 
     @outside_of_graphs
     def _append_and_gather(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
