@@ -26,11 +26,12 @@ PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in PAGES if not is_notebook(page.read_text(encoding="utf-8"))]
 ALIGNMENT = ROOT / "docs" / "how-to" / "alignment.md"
 RUN_HERE = [page for page in PAGES if page != ALIGNMENT]  # that one runs in its own test
+SLOW = "entropy.md", "graphs.md", "heads.md", "induction.md", "report.md"
 BLOCK = re.compile(r"^(?P<indent> *)```python *\n(?P<code>.*?)^(?P=indent)``` *$", re.MULTILINE | re.DOTALL)
 
 COMMANDS = (
     "pip install -c constraints.txt '.[demo]' && regard demo",
-    "pip install -c constraints.txt '.[test]' && pytest",
+    "pip install -c constraints.txt '.[test]' && pytest -n 2",
     "pytest --full",
 )
 
@@ -65,7 +66,7 @@ def execute(page: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "page",
-    few(RUN_HERE, *(page for page in RUN_HERE if page.name != "graphs.md")),
+    few(RUN_HERE, *(page for page in RUN_HERE if page.name not in SLOW)),
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from regard.backends.native.ffi import chosen
 from regard.cli import doctor
 from regard.compat import folder
 from regard_command import main
+from selection import few
 from tiny_models import CLOSED, COMPUTING, DECODERS, ENCODER_DECODERS, ENCODERS, PICTURES, SILENT, SOUNDS, Tiny
 
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
@@ -68,7 +69,7 @@ SERVED = {
 }
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", few(SERVED, "Llama", "T5", "ViT"))
 def test_models_that_are_served(name: str, tmp_path: Path) -> None:
     found = doctor.examine(saved(SERVED[name], tmp_path))
     assert found.sound, str(found)
