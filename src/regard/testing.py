@@ -28,6 +28,7 @@ from regard.core.positions import Positions, tail
 from regard.core.region import Frame
 from regard.core.shapes import blocks
 from regard.core.value import Value, is_regards_own
+from regard.core.vjp import vjp
 from regard.masks.algebra import Cover, Everything, Mask
 from regard.runtime.binding import BoundCall
 from regard.scores.algebra import Modifier, Pipeline, Score
@@ -185,8 +186,9 @@ def answers(call: Case, backend: Backend | None, dtype: torch.dtype, lse: bool =
         for t in results.values()
     ]
     wanted = call.differentiable
-    grads = torch.autograd.grad(tuple(results.values()), tuple(wanted.values()), cotangents, materialize_grads=True)
-    results |= {f"gradient of {name}": g for name, g in zip(wanted, grads, strict=True)}
+    grads = vjp(tuple(results.values()), tuple(wanted.values()), cotangents)
+    for (name, t), g in zip(wanted.items(), grads, strict=True):
+        results[f"gradient of {name}"] = torch.zeros_like(t) if g is None else g
     return {name: t.detach() for name, t in results.items()}
 
 

@@ -27,6 +27,8 @@ LAYERS = (
         "core.functions",
         "core.pair_indexing",
         "core.cotangents",
+        "core.vjp",
+        "core.dispatch_mode",
         "core.dtypes",
         "core.shapes",
         "core.deferred",

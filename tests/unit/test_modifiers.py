@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 import regard as rg
 from regard import Positions
 from regard.call.arguments import build_problem
+from regard.core.region import Region
 
 BATCH, HEADS, NQ, NK, WIDTH = 2, 3, 5, 7, 4
 CLOSE = {"rtol": 1e-13, "atol": 1e-13}
@@ -198,6 +200,36 @@ def test_gradients_through_tiles(name: str) -> None:
         return rg.attention(q, k, k[..., :2], score=score, mask=rg.Prefix(5), positions=AT, backend=rg.Tiled(2, 3))
 
     assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+
+
+@dataclass(frozen=True, eq=False)
+class OfPlaces(rg.Modifier):
+    """Scores of positions alone: what the similarity computed has no gradient."""
+
+    rate: Tensor
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return (self.rate * (at.i - at.j)).expand(s.shape)
+
+
+@pytest.mark.parametrize("backend", [rg.Tiled(rows=2, keys=3), None], ids=str)
+@pytest.mark.parametrize("similarity", ["dot", "additive", "elementwise"])
+def test_a_modifier_may_ignore_the_similarity(similarity: str, backend: rg.Backend | None) -> None:
+    learned = [randn(4, 6), randn(4, 6), randn(6)] if similarity == "additive" else [randn(WIDTH)]
+    rate, q, k, v, *learned = (t.float().requires_grad_() for t in (randn(), *qk(), qk()[1], *learned))
+    score = {
+        "dot": lambda: rg.Dot(),
+        "additive": lambda: rg.Additive(*learned),
+        "elementwise": lambda: rg.Elementwise(lambda q, k, w: -((q - k) * w).abs(), tensors=tuple(learned)),
+    }[similarity]()
+    g_rate, g_v, *others = torch.autograd.grad(
+        rg.attention(q, k, v, score=score >> OfPlaces(rate), positions=AT, backend=backend).square().sum(),
+        [rate, v, q, k, *([] if similarity == "dot" else learned)],
+    )
+    s = rate * (AT.q[..., :, None] - AT.k).float()
+    expected = torch.autograd.grad((s.softmax(-1)[:, None] @ v).square().sum(), [rate, v])
+    torch.testing.assert_close((g_rate, g_v), expected, rtol=1e-4, atol=1e-4)
+    assert not any(g.any() for g in others)
 
 
 def test_a_hidden_score_that_overflows_spoils_no_gradient_of_the_cap() -> None:

@@ -16,6 +16,7 @@ from regard.core.positions import Positions
 from regard.core.state import RowStats
 from regard.core.tracing import data_unavailable
 from regard.core.value import Value
+from regard.core.vjp import vjp
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Score
 
@@ -201,7 +202,7 @@ def recorded_backward(
     ]
     wanted = [t for t, need in zip(tensors, needs, strict=True) if need]
     outputs, grads = zip(*recorded, strict=True)
-    found = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
+    found = iter(vjp(outputs, wanted, grads))
     return tuple(next(found) if need else None for need in needs)
 
 

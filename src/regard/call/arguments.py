@@ -18,7 +18,7 @@ from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.core.positions import Positions, resolve_positions
 from regard.core.region import Frame
-from regard.core.shapes import count_of, listed
+from regard.core.shapes import broadcast_shape, count_of, listed
 from regard.core.wrong_calls import answers_wrong_calls, kind_of, no_argument
 from regard.masks.algebra import Mask
 from regard.masks.ragged import numbers_on
@@ -125,8 +125,8 @@ def batch_axes(q: Tensor, k: Tensor, v: Tensor, headed: bool) -> tuple[int, ...]
     if q.shape[:-lead] == k.shape[:-lead] == v.shape[:-lead]:
         return tuple(q.shape[:-lead])
     try:
-        return tuple(torch.broadcast_shapes(*(t.shape[:-lead] for t in (q, k, v))))
-    except RuntimeError:
+        return broadcast_shape(*(t.shape[:-lead] for t in (q, k, v)))
+    except ShapeError:
         shown = ", ".join(f"{n} {listed(t.shape[:-lead])}" for n, t in (("q", q), ("k", k), ("v", v)))
         hint = (
             ""

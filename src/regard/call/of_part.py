@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from regard.call.part import PartOfCall, QueriesAndKeys
@@ -12,6 +11,7 @@ from regard.core.errors import ShapeError, Unsupported
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import listed
 from regard.core.state import RowStats, State
+from regard.core.vjp import vjp
 from regard.masks.algebra import And, Mask
 from regard.masks.intervals import Interval, IntervalRule
 from regard.masks.of_rule import mask_of_rule
@@ -51,7 +51,7 @@ def part_gradients(
     if not pairs:
         return (None,) * len(inputs)
     results, given = zip(*pairs, strict=True)
-    return torch.autograd.grad(results, inputs, given, allow_unused=True)
+    return vjp(results, inputs, given)
 
 
 def _stage_of_part(stage: Score, part: QueriesAndKeys) -> Score:

@@ -21,6 +21,7 @@ from regard.core.arrays import answer_like, tensor
 from regard.core.errors import ShapeError
 from regard.core.shapes import listed
 from regard.core.tracing import loaded
+from regard.core.vjp import vjp
 from regard.masks.peers import from_jax
 from regard.runtime.binding import BoundCall
 from regard.scores.algebra import Score
@@ -142,7 +143,8 @@ def _of_jax(options: _Options) -> Callable[..., Any]:
         leaves = [t.requires_grad_() for t in tensors[:_DIFFERENTIABLE] if t is not None]
         with torch.enable_grad():
             out, _ = _attend(options, *tensors)
-            return tuple(_array(t) for t in torch.autograd.grad(out, leaves, _tensors([cotangent])))
+        found = zip(leaves, vjp([out], leaves, _tensors([cotangent])), strict=True)
+        return tuple(_array(torch.zeros_like(t) if g is None else g) for t, g in found)
 
     def run(*arrays: Any) -> Any:
         query, key, value = arrays[:3]

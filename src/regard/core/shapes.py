@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
+
+from regard.core.errors import ShapeError
 
 FARTHEST = 1 << 62  # positions, and what is added to them, are no larger, so that sums are int64
 
@@ -27,7 +28,7 @@ def blocks(n: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
 
-def listed(shape: torch.Size | tuple[int, ...]) -> str:
+def listed(shape: Sequence[int]) -> str:
     """A shape as messages show it: (2, 3, 5)."""
     return str(tuple(shape))
 
@@ -40,6 +41,25 @@ def broadcasts(shape: Sequence[int], full: Sequence[int]) -> bool:
     """
     lead = len(full) - len(shape)  # torch 2.8's compiler traces no zip of unequal lengths
     return lead >= 0 and all(a == 1 or a == b for a, b in zip(shape, full[lead:], strict=True))
+
+
+def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape to which tensors of all these shapes broadcast; ShapeError where there is none.
+
+    torch.broadcast_shapes without its import of torch.fx.experimental.symbolic_shapes, and so of sympy, which takes
+    half a second or more of a process's first call.
+
+    >>> broadcast_shape((2, 1, 4), (3, 1)), broadcast_shape()
+    ((2, 3, 4), ())
+    """
+    common = [1] * max(map(len, shapes), default=0)
+    for shape in shapes:
+        for axis, size in enumerate(shape, len(common) - len(shape)):
+            if size != 1 and size != common[axis]:
+                if common[axis] != 1:
+                    raise ShapeError(f"shapes {' and '.join(map(listed, shapes))} do not broadcast to one.")
+                common[axis] = size
+    return tuple(common)
 
 
 def equal_shapes(a: Sequence[int], b: Sequence[int]) -> bool:

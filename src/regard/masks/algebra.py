@@ -15,7 +15,7 @@ import regard.core.html as html
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
 from regard.core.region import Frame, Region, Tiling
-from regard.core.shapes import blocks, broadcasts, listed
+from regard.core.shapes import blocks, broadcast_shape, broadcasts, listed
 from regard.core.tracing import data_unavailable
 from regard.core.value import Value
 from regard.core.wrong_calls import kind_of
@@ -193,7 +193,7 @@ class View:
     def dense(self) -> Tensor:
         """The whole mask: boolean, True = may attend, broadcastable to (*batch, heads, nq, nk)."""
         visible = self.mask.visible(self.frame.region())
-        return visible.expand(torch.broadcast_shapes(visible.shape, (self.frame.nq, self.frame.nk)))
+        return visible.expand(broadcast_shape(visible.shape, (self.frame.nq, self.frame.nk)))
 
     def additive(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The whole mask as numbers to add to scores: 0 where visible, -inf where hidden."""
@@ -236,8 +236,8 @@ class View:
 
 def _joined(*axes: tuple[int, ...]) -> tuple[int, ...]:
     try:
-        return tuple(torch.broadcast_shapes(*axes))
-    except RuntimeError:
+        return broadcast_shape(*axes)
+    except ShapeError:
         shown = " and ".join(str(tuple(each)) for each in axes if each)
         raise ShapeError(f"the batch axes of one mask and its positions are {shown}; expected equal ones.") from None
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.core.arrays import as_int64, plain_tensor
 from regard.core.region import Frame, Region, Tiling
-from regard.core.shapes import FARTHEST, listed
+from regard.core.shapes import FARTHEST, broadcast_shape, listed
 from regard.core.tracing import data_unavailable
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.masks.algebra import Cover, Mask, cover_of
@@ -59,7 +59,7 @@ def _up_to(frame: Frame, bound: Tensor) -> Tensor:
 
 
 def _alike(k: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
-    lead = torch.broadcast_shapes(k.shape[:-1], bound.shape[:-1])
+    lead = broadcast_shape(k.shape[:-1], bound.shape[:-1])
     return k.expand(*lead, k.shape[-1]).contiguous(), bound.expand(*lead, bound.shape[-1]).contiguous()
 
 
@@ -227,7 +227,7 @@ class Prefix(Mask):
     def rows(self, frame: Frame) -> Interval | None:
         q = frame.positions.q
         n = self.n[..., None] if isinstance(self.n, Tensor) else torch.full_like(q, self.n)
-        return _interval(frame, end=n.expand(*torch.broadcast_shapes(n.shape, q.shape)))
+        return _interval(frame, end=n.expand(*broadcast_shape(n.shape, q.shape)))
 
     def starts_at_first_key(self) -> bool:
         return True

@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 
 from regard.core.arrays import integers, labels, numbers
 from regard.core.region import Frame, Region, Tiling
-from regard.core.shapes import equal_shapes, listed
+from regard.core.shapes import broadcast_shape, equal_shapes, listed
 from regard.core.tracing import data_unavailable
 from regard.core.value import names
 from regard.core.wrong_calls import answers_wrong_calls
@@ -183,7 +183,7 @@ class Lengths(Mask):
         return None
 
     def batch(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(*(n.shape for n in self.tensors())))
+        return broadcast_shape(*(n.shape for n in self.tensors()))
 
     def extent(self) -> Extent:
         return Extent(
@@ -269,7 +269,7 @@ class Documents(Mask):
         k = self.keys
         if data_unavailable(k) or not bool((k[..., 1:] >= k[..., :-1]).all()):
             return None
-        lead = torch.broadcast_shapes(k.shape[:-1], self.q_ids.shape[:-1])
+        lead = broadcast_shape(k.shape[:-1], self.q_ids.shape[:-1])
         k = k.expand(*lead, frame.nk).contiguous()
         q = self.q_ids.expand(*lead, frame.nq).contiguous()
         start, stop = torch.searchsorted(k, q), torch.searchsorted(k, q, right=True)
@@ -293,7 +293,7 @@ class Documents(Mask):
         return None
 
     def batch(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.q_ids.shape[:-1], self.keys.shape[:-1]))
+        return broadcast_shape(self.q_ids.shape[:-1], self.keys.shape[:-1])
 
     def extent(self) -> Extent:
         nq, nk = (ids.shape[-1] if ids.dim() else None for ids in (self.q_ids, self.keys))

@@ -14,7 +14,7 @@ from regard.call.hooks import AttentionCall, notify
 from regard.core.dropout import Dropout
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions, resolve_positions
-from regard.core.shapes import listed
+from regard.core.shapes import broadcast_shape, listed
 from regard.core.value import Value
 from regard.core.wrong_calls import kind_of
 from regard.masks.algebra import Everything, Mask
@@ -167,7 +167,7 @@ class Heads(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
-            batch = tuple(torch.broadcast_shapes(x.shape[:-2], c.shape[:-2]))
+            batch = broadcast_shape(x.shape[:-2], c.shape[:-2])
             at = resolve_positions(positions, q.shape[-2], k.shape[-2], batch, self.rotary, x.device)
             q, k = self.rotary(q, at.q), self.rotary(k, at.k)
         return q, k, v
@@ -250,9 +250,9 @@ class Heads(nn.Module):
             way = f"write {c.argument}={c!r}" if c.argument else "expected a tensor, or None"
             raise TypeError(f"context is {kind_of(c)}; {way}.")
         try:
-            torch.broadcast_shapes(x.shape[:-2], c.shape[:-2])
+            broadcast_shape(x.shape[:-2], c.shape[:-2])
             fits = c.dim() == x.dim() and c.shape[-1] == self.d_context
-        except RuntimeError:
+        except ShapeError:
             fits = False
         if not fits:
             raise ShapeError(

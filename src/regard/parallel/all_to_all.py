@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.core.cotangents import linear_in
 from regard.core.dtypes import autocast, exact
+from regard.core.vjp import vjp
 from regard.parallel.peers import Peers
 
 
@@ -65,7 +66,7 @@ class _Between(torch.autograd.Function):
                     inputs, out = saved, ctx.compute(*saved)
             keeps = torch._C._autograd._get_current_graph_task_keep_graph()  # pyright: ignore
             wanted = [t for t in inputs if t.requires_grad]
-            found = torch.autograd.grad(out, wanted, g, retain_graph=keeps, create_graph=again, allow_unused=True)
+            found = vjp([out], wanted, [g], retain_graph=keeps, create_graph=again)
             if not keeps:
                 ctx.inputs = ctx.out = None
         shares = iter(found)

@@ -16,6 +16,7 @@ from regard.core.cotangents import has_tangent, linear_in
 from regard.core.dtypes import exact
 from regard.core.state import RowStats
 from regard.core.tracing import functorch, graphed, scripted, untransformed, watched
+from regard.core.vjp import vjp
 
 
 def attend(backend: Backend, problem: Problem) -> Tensor:
@@ -211,8 +212,9 @@ def differentiable_gradients(
     if not pairs:
         return tuple(_zeros_of(t) if need else None for t, need in zip(tensors, needs, strict=True))
     outputs, cotangents = [t for t, _ in pairs], [g for _, g in pairs]
-    found = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=True, materialize_grads=True))
-    return tuple(next(found) if need else None for need in needs)
+    found = zip(wanted, vjp(outputs, wanted, cotangents, create_graph=True), strict=True)
+    shares = iter([_zeros_of(t) if g is None else g for t, g in found])
+    return tuple(next(shares) if need else None for need in needs)
 
 
 def _zeros_of(t: Tensor) -> Tensor:

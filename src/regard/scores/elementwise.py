@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from regard.core.region import Frame, Region
-from regard.core.shapes import blocks, broadcasts, listed
+from regard.core.shapes import blocks, broadcast_shape, broadcasts, listed
 from regard.core.tracing import data_unavailable, finite, symbolic
+from regard.core.vjp import vjp
 from regard.core.wrong_calls import answers_wrong_calls, check_parameters, kind_of
 from regard.scores.algebra import Pull, Score, Similarity, drawn, parameter
 
@@ -112,11 +113,11 @@ class Elementwise(Similarity):
                     terms = self._terms(given, part).sum(-1)
                 if not terms.requires_grad:
                     continue
-                found = cast("tuple[Tensor | None, ...]", torch.autograd.grad(terms, given, g, allow_unused=True))
+                found = vjp([terms], given, [g])
                 if not finite(*(x for x in found if x is not None)):
                     with torch.enable_grad():  # 0 times an infinite derivative is NaN
                         terms = self._some(given, part, g != 0)
-                    found = torch.autograd.grad(terms, given, g, allow_unused=True)
+                    found = vjp([terms], given, [g])
                 for to, x in zip(sums, found, strict=True):
                     if x is not None:
                         to += x
@@ -142,7 +143,7 @@ class Elementwise(Similarity):
     def _terms(self, given: Sequence[Tensor], part: slice) -> Tensor:
         """What some of the features add to the score of each pair, (*batch, h, r, c, f). given: q, k, the tensors."""
         q, k, *tensors = _of_part(given, part)
-        expected = torch.broadcast_shapes(q.shape, k.shape)
+        expected = broadcast_shape(q.shape, k.shape)
         try:
             terms: Any = self.fn(q, k, *tensors)
         except TypeError:
@@ -194,7 +195,7 @@ class Elementwise(Similarity):
 
 
 def _scores_shape(q: Tensor, k: Tensor) -> tuple[int, ...]:
-    return (*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
+    return (*broadcast_shape(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
 
 
 def _of_part(given: Sequence[Tensor], part: slice) -> list[Tensor]:

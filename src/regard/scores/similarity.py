@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.core.dtypes import widen
 from regard.core.region import Frame, Region
-from regard.core.shapes import listed, repeat_heads
+from regard.core.shapes import broadcast_shape, listed, repeat_heads
 from regard.core.tracing import data_unavailable
 from regard.core.wrong_calls import answers_wrong_calls, check_parameters, kind_of
 from regard.scores.algebra import Score, Similarity, by_head, by_row, drawn, number, parameter, shape_error_by_head
@@ -265,7 +265,7 @@ class Custom(Similarity):
             names = ("q", "k", *("tensor" for _ in self.inputs))
             check_parameters(self.fn, "Custom.fn", names, "Custom(lambda q, k: q @ k.mT)")
             raise
-        expected = (*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
+        expected = (*broadcast_shape(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
         if not isinstance(s, Tensor) or tuple(s.shape) != expected:  # pyright: ignore[reportUnnecessaryIsInstance]
             got = listed(s.shape) if isinstance(s, Tensor) else type(s).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
@@ -320,7 +320,7 @@ def _far(gamma: float | Tensor, q: Tensor) -> Tensor:
 
 def _differences(q: Tensor, k: Tensor) -> Tensor:
     """|q_i - k_j|² feature by feature: slower than a product, but nothing cancels."""
-    total = q.new_zeros((*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2]))
+    total = q.new_zeros((*broadcast_shape(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2]))
     for x, y in zip(q.unbind(-1), k.unbind(-1), strict=True):
         total = total + (x[..., :, None] - y[..., None, :]).square()
     return total

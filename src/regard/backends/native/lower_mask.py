@@ -25,7 +25,7 @@ from regard.backends.native.modifiers.table import programmed
 from regard.backends.native.operands import full
 from regard.call.problem import Problem
 from regard.core.region import Frame
-from regard.core.shapes import blocks
+from regard.core.shapes import blocks, broadcast_shape
 from regard.core.tracing import watched
 from regard.masks.algebra import And, Cover, Everything, Mask, seen_by
 from regard.masks.dense import Dense
@@ -205,7 +205,7 @@ def _tile_map(mask: Mask, frame: Frame, queries: int, keys: int) -> dict[str, Te
     tiling = frame.tiling(queries, keys)
     corner, size = frame.region(slice(0, 1), slice(0, 1)), (min(frame.nq, 1), min(frame.nk, 1))
     cover, one = full(mask.cover(tiling)), full(seen_by(mask, corner, size))
-    cover = cover.expand(*torch.broadcast_shapes(cover.shape[:-2], one.shape[:-2]), *tiling.shape)
+    cover = cover.expand(*broadcast_shape(cover.shape[:-2], one.shape[:-2]), *tiling.shape)
     some = cover == Cover.SOME
     tiles = torch.full(cover.shape, -2, dtype=torch.int32, device="cpu").masked_fill(cover == Cover.NONE, -1)
     # what is never written takes no memory

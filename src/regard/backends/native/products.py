@@ -18,6 +18,7 @@ from regard.core.deferred import DeferredRows
 from regard.core.region import Region
 from regard.core.shapes import repeat_heads
 from regard.core.tracing import data_unavailable, watched
+from regard.core.vjp import vjp
 from regard.scores.algebra import Modifier, Pipeline
 from regard.scores.similarity import Custom, Dot
 
@@ -172,7 +173,7 @@ def gradients_of_product(problem: Problem, found: Gradients, needs: tuple[bool, 
         outputs, cotangents = [t for t, _ in pairs], [g.to(t.dtype) for t, g in pairs]
         pulled: Sequence[Tensor | None] = [None for _ in wanted]
         if pairs:
-            pulled = torch.autograd.grad(outputs, [own[n] for n in wanted], cotangents, allow_unused=True)
+            pulled = vjp(outputs, [own[n] for n in wanted], cotangents)
     result = [g if need else None for g, need in zip(found, needs, strict=True)]
     for n, g in zip(wanted, pulled, strict=True):
         before = found[n] if n > 2 else None  # what the function does with the product has a gradient too

@@ -13,6 +13,7 @@ from regard.call.problem import Problem, Tile
 from regard.core.region import Region
 from regard.core.shapes import repeat_heads, sum_groups
 from regard.core.state import RowStats, weigh
+from regard.core.vjp import vjp
 from regard.scores.algebra import Pull, finite_in
 
 Cotangents = tuple[Tensor, "Tensor | None"]  # of out, and of the log-sum-exp where somebody uses it
@@ -91,7 +92,7 @@ class ScoreGradients:
     def _by_autograd(self, evaluated: EvaluatedTile, g_s: Tensor) -> dict[int, Tensor | None]:
         """By place in `sums`, this tile's gradients, from those of its scores."""
         wanted = [evaluated.leaves[m] for m in self.differentiated]
-        found = torch.autograd.grad(evaluated.tile.scores, wanted, g_s, allow_unused=True)
+        found = vjp([evaluated.tile.scores], wanted, [g_s])
         return dict(zip(self.differentiated, found, strict=True))
 
     def _by_pull(self, evaluated: EvaluatedTile, g_s: Tensor) -> dict[int, Tensor | None]:
@@ -100,8 +101,9 @@ class ScoreGradients:
         known = len(self.problem.similarity.tensors())
         later = [m for m in self.differentiated if m >= 3 + known]
         seen = [evaluated.first, *(evaluated.leaves[m] for m in later)]
-        g_first, *g_later = torch.autograd.grad(evaluated.tile.scores, seen, g_s, allow_unused=True)
-        g_q, g_k, *g_known = evaluated.pull(g_first)
+        g_first, *g_later = vjp([evaluated.tile.scores], seen, [g_s])
+        pulled = (None,) * (2 + known) if g_first is None else evaluated.pull(g_first)  # None: a modifier ignores it
+        g_q, g_k, *g_known = pulled
         g_k = None if g_k is None else sum_groups(g_k, self.problem.key_heads)
         found = dict(enumerate((g_q, g_k, None, *g_known))) | dict(zip(later, g_later, strict=True))
         return {m: found[m] for m in self.differentiated}

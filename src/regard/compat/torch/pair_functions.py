@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard.core.dispatch_mode import DispatchMode
 from regard.core.pair_indexing import PairIndexing
 from regard.core.region import Region
 
@@ -67,7 +67,7 @@ def record(fn: Callable[..., Any], names: str, dtype: torch.dtype, device: torch
     return recorder.node_of(result)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchMode):
     """While it is open, every operation of torch on the function's arguments becomes a Node."""
 
     def __init__(self) -> None:

@@ -26,6 +26,7 @@ from regard.compat.torch.pair_functions import (
 from regard.core.arrays import of_numbers
 from regard.core.functions import settle, settled
 from regard.core.region import Region
+from regard.core.shapes import broadcast_shape
 from regard.masks.algebra import Everything, Mask
 from regard.scores.algebra import Modifier, Score
 from regard.scores.buckets import ClippedBuckets
@@ -122,8 +123,8 @@ class _ScoreReading:
     def check_biases(self) -> None:
         """Raises NotRecorded where the sum of the biases is larger than each: a program reads each by itself."""
         biases = [modifier.bias for modifier in self.modifiers if isinstance(modifier, Bias)]
-        shapes = [torch.broadcast_shapes(bias.shape, (1, 1, 1, 1)) for bias in biases]
-        if shapes and torch.broadcast_shapes(*shapes) not in shapes:
+        shapes = [broadcast_shape(bias.shape, (1, 1, 1, 1)) for bias in biases]
+        if shapes and broadcast_shape(*shapes) not in shapes:
             raise NotRecorded("what is added depends on several axes")
 
     def _add(self, a: Any, b: Any, negative: bool) -> None:

@@ -10,7 +10,7 @@ from regard.compat.torch.scripting import scripts_as
 from regard.core.arrays import plain_tensor
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions, head
-from regard.core.shapes import broadcasts, count_of, listed, repeat_heads
+from regard.core.shapes import broadcast_shape, broadcasts, count_of, listed, repeat_heads
 from regard.core.wrong_calls import kind_of
 from regard.masks.algebra import Everything, Mask
 from regard.masks.causal_bias import causal_bias_positions, is_causal_bias
@@ -118,7 +118,7 @@ def together(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tup
 
 def _expanded(given: tuple[Tensor, Tensor, Tensor], last: int) -> tuple[Tensor, Tensor, Tensor]:
     """The same with all axes but the `last` broadcast."""
-    lead = torch.broadcast_shapes(*(t.shape[:-last] for t in given))
+    lead = broadcast_shape(*(t.shape[:-last] for t in given))
     query, key, value = (t.expand(*lead, *t.shape[-last:]) for t in given)
     return query, key, value
 

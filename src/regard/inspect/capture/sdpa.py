@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from regard.call.hooks import AttentionCall
+from regard.core.shapes import broadcast_shape
 from regard.masks.causal_bias import is_causal_bias
 from regard.masks.convert import Converted, from_sdpa
 from regard.scores.algebra import Score
@@ -52,5 +52,5 @@ def together(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """q (..., nq, d) and k (..., nk, d) with all axes before the last two broadcast."""
     if q.shape[:-2] == k.shape[:-2]:
         return q, k
-    lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
+    lead = broadcast_shape(q.shape[:-2], k.shape[:-2])
     return q.expand(*lead, *q.shape[-2:]), k.expand(*lead, *k.shape[-2:])

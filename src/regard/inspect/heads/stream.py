@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from regard.core.dispatch_mode import DispatchMode
 
 aten = torch.ops.aten
 _COPIES = {aten.clone.default, aten._to_copy.default, aten.contiguous.default}
 
 
-class Stream(TorchDispatchMode):
+class Stream(DispatchMode):
     """While it is open, tensors that are sums with what was `put` in are known, with all that was put in them.
 
     A view of such a tensor is one, and so are a copy of the same dtype and a sum with another tensor of the same shape.

@@ -13,6 +13,7 @@ from regard.backends.native.modifiers.base import KernelModifier, total
 from regard.backends.native.operands import BATCH, HEAD, KEY, QUERY, KernelOperand, full
 from regard.call.problem import Problem
 from regard.core.dtypes import HALF
+from regard.core.shapes import broadcast_shape
 from regard.scores.algebra import finite_in, plus
 from regard.scores.modifiers import Bias
 
@@ -37,7 +38,7 @@ class Biases(KernelModifier[Bias]):
     @classmethod
     def why_not(cls, problem: Problem, stage: Bias) -> str | None:
         biases = [_lifted(problem, part.bias) for part in problem.score.parts if isinstance(part, Bias)]
-        shape = torch.broadcast_shapes(*(b.shape for b in biases))
+        shape = broadcast_shape(*(b.shape for b in biases))
         held = any(b.shape == shape for b in biases)
         return None if held else "the sum of its biases would be larger than each of them"
 

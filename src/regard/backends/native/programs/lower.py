@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from regard.backends.native.programs.reverse import bound, derivatives
 from regard.core.region import Frame
 from regard.core.tracing import seen_by_autograd
 from regard.core.value import number_key
+from regard.core.vjp import vjp
 
 _MOST = 8  # programs of a graph that are kept for the same gradients: of other numbers, or longer sequences
 _FAR = 4.0  # a derivative that is larger multiplies the rounding of weights
@@ -45,8 +45,8 @@ class Program:
         used = [n for n in self.learned if n in by_operand]
         if not used:
             return [torch.zeros_like(t) for t in self.inputs]
-        pairs = [self.learned[n] for n in used], self.inputs, [by_operand[n].double() for n in used]
-        found = cast("tuple[Tensor | None, ...]", torch.autograd.grad(*pairs, retain_graph=True, allow_unused=True))
+        outputs, cotangents = [self.learned[n] for n in used], [by_operand[n].double() for n in used]
+        found = vjp(outputs, self.inputs, cotangents, retain_graph=True)
         return [torch.zeros_like(t) if g is None else g for t, g in zip(self.inputs, found, strict=True)]
 
 

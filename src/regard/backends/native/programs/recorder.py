@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.backends.native.programs.compositions import COMPOSED
 from regard.backends.native.programs.graph import Node, NotTraced, flat, mapped
+from regard.core.dispatch_mode import DispatchMode
 from regard.core.tracing import unseen_by_hooks
 from regard.core.value import number_key
 from regard.scores.algebra import Modifier
@@ -20,7 +20,7 @@ from regard.scores.algebra import Modifier
 ATEN = torch.ops.aten
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(DispatchMode):
     """While it is open, every operation of torch on a tensor that it knows becomes a Node."""
 
     def __init__(self, dims: int) -> None:
@@ -33,11 +33,6 @@ class Recorder(TorchDispatchMode):
         self.composed = COMPOSED
         self.function: str | None = None  # the name of a torch.autograd.Function that computed a part
         self.constants = False  # while a function works whose tensors nobody changes
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here; torch would import its compiler, which takes seconds, to leave this class out."""
-        return False
 
     @contextmanager
     def recording(self) -> Generator[None, None, None]:
