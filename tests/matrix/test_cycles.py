@@ -94,7 +94,10 @@ def flexible() -> Callable[[], object]:
 
 
 def masked_flexibly() -> Callable[[], object]:
-    block_mask = create_block_mask(lambda b, h, i, j: torch.special.bessel_j0((i - j).float()) > 0, None, None, 33, 33)
+    def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.special.bessel_j0((i - j).float()) > 0
+
+    block_mask = create_block_mask(mask, None, None, 33, 33, device="cpu")
     q = torch.randn(1, 2, 33, 8)
     return lambda: flex_attention(q, q, q, block_mask=block_mask)
 

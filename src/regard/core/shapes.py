@@ -52,7 +52,7 @@ def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...]:
     >>> broadcast_shape((2, 1, 4), (3, 1)), broadcast_shape()
     ((2, 3, 4), ())
     """
-    common = [1] * max(map(len, shapes), default=0)
+    common = [1] * max([0, *map(len, shapes)])
     for shape in shapes:
         for axis, size in enumerate(shape, len(common) - len(shape)):
             if size != 1 and size != common[axis]:
