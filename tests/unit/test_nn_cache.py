@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -109,6 +110,36 @@ def test_what_a_cache_knows_is_not_given_twice() -> None:
     with pytest.raises(ValueError, match=r"k requires a gradient, and a cache records none"):
         layer(x, mask=rg.Causal(), cache=cache)
     assert cache.length == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"mask": "causal"}, {"mask": rg.Dense(torch.ones(5, 5).bool())}, {"mask": rg.Lengths(torch.arange(7))}],
+    ids=["no mask", "of other pairs", "of other sequences"],
+)
+@pytest.mark.parametrize("cache", ["growing", "fixed", "rolling", "paged"])
+def test_a_call_that_raises_adds_no_tokens(cache: str, wrong: dict[str, Any]) -> None:
+    """The caller passes the same tokens again, with another mask: they would stand in the cache twice."""
+    layer, x = layer_of("rotary"), torch.randn(BATCH, N, WIDTH, **DOUBLE)
+    ours, theirs = cache_of(cache, layer), cache_of(cache, layer)
+    for a, b in pairwise([0, 6, 7, 9, N]):
+        with torch.no_grad():
+            with pytest.raises((TypeError, rg.ShapeError), match=r"mask is a str|has shape"):
+                layer(x[:, a:b], cache=ours, **wrong)
+            assert ours.length == theirs.length == a
+            out, expected = (layer(x[:, a:b], mask=rg.Causal(), cache=each) for each in (ours, theirs))
+        exact(out, expected)
+
+
+def test_a_call_that_raises_leaves_each_sequence_its_length() -> None:
+    layer, x = layer_of("plain"), torch.randn(BATCH, 5, WIDTH, **DOUBLE)
+    cache = cache_of("paged", layer)
+    with torch.no_grad():
+        layer(x, mask=rg.Causal(), cache=cache)
+        cache.crop(torch.tensor([5, 2, 0]))  # type: ignore[arg-type]
+        with pytest.raises(rg.ShapeError, match=r"Dense\.allowed has shape"):
+            layer(x[:, :2], mask=rg.Dense(torch.ones(3, 3).bool()), cache=cache)
+    assert cache.lengths.tolist() == [5, 2, 0]
 
 
 @pytest.mark.full

@@ -140,6 +140,17 @@ def test_the_sink_is_learned(sink: float | Tensor) -> None:
         torch.testing.assert_close(g[h], slope, rtol=1e-7, atol=1e-7)  # a central difference is no better
 
 
+def test_a_whole_number_is_a_sink_too() -> None:
+    sink = rg.nn.MultiHeadAttention(WIDTH, HEADS, sink=0).sink
+    assert sink is not None and sink.dtype == torch.float32 and sink.tolist() == [0.0] * HEADS
+
+
+def test_a_context_of_another_dtype_is_named() -> None:
+    layer, x = layer_of(), sequence(BATCH)
+    with pytest.raises(TypeError, match=r"context has dtype torch.float32; expected torch.float64, as this layer's"):
+        layer(x, x.float())
+
+
 def test_dropout_acts_in_training_only_and_by_torchs_generator() -> None:
     layer, x = layer_of(dropout=0.5), sequence(BATCH)
     plain = layer_of()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard.api import attention, attention_weights
 from regard.backends.base import Backend
+from regard.call.arguments import check_kinds
 from regard.call.hooks import AttentionCall, notify
 from regard.core.dropout import Dropout
 from regard.core.errors import ShapeError
@@ -19,6 +20,7 @@ from regard.core.value import Value
 from regard.core.wrong_calls import kind_of
 from regard.masks.algebra import Everything, Mask
 from regard.nn.cache.base import KVCache
+from regard.nn.cache.paged import PagedCache
 from regard.nn.elsewhere import answers_weights_calls
 from regard.nn.rotary import Rotary
 from regard.nn.scores import owned
@@ -94,7 +96,7 @@ class Heads(nn.Module):
             raise ValueError(f"{rotary!r} turns {rotary.width} features; a query has {q_width}, a key {k_width}.")
         self.rotary, self.backend, self.parallel = rotary, backend, parallel
         self.dropout = Dropout(dropout)
-        self.sink = None if sink is None else nn.Parameter(_logits(torch.as_tensor(sink, **place), heads))
+        self.sink = None if sink is None else nn.Parameter(_logits(sink, heads, place))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -123,13 +125,19 @@ class Heads(nn.Module):
             )
         own = positions if cache is None else self._next_positions(x, context, positions, cache)
         q, k, v = (_batched(t) for t in self.project(x, context, own))
+        dropout, scoring = self._dropout(), self.scoring()
         if cache is not None:
+            check_kinds(scoring["score"], mask, positions, dropout)
             k, v = cache.append(k, v)
             mask, positions = mask & cache.mask, cache.positions
-        dropout, scoring = self._dropout(), self.scoring()
         cross = context is not None and context is not x
-        notify(lambda: AttentionCall(self, q, k, mask=mask, positions=positions, v=v, cross=cross, **scoring))
-        out = attention(q, k, v, mask=mask, positions=positions, dropout=dropout, backend=self.backend, **scoring)
+        try:
+            notify(lambda: AttentionCall(self, q, k, mask=mask, positions=positions, v=v, cross=cross, **scoring))
+            out = attention(q, k, v, mask=mask, positions=positions, dropout=dropout, backend=self.backend, **scoring)
+        except BaseException:
+            if cache is not None:  # the caller will pass these tokens again
+                cache.crop(_length_before(cache, x.shape[-2]))
+            raise
         return out if x.dim() > 2 else out[0]
 
     @answers_weights_calls
@@ -159,11 +167,12 @@ class Heads(nn.Module):
         c = self._read(x, context)
         try:
             q = self.q_proj(x).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+            k = self.k_proj(c).unflatten(-1, (self.key_heads, -1)).transpose(-3, -2)
+            v = self.v_proj(c).unflatten(-1, (self.key_heads, -1)).transpose(-3, -2)
         except RuntimeError:
-            self._check_dtype(x)
+            _check_dtype("x", x, self.q_proj)
+            _check_dtype("context", c, self.k_proj)
             raise
-        k = self.k_proj(c).unflatten(-1, (self.key_heads, -1)).transpose(-3, -2)
-        v = self.v_proj(c).unflatten(-1, (self.key_heads, -1)).transpose(-3, -2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
@@ -223,15 +232,6 @@ class Heads(nn.Module):
         at = cache.next_positions(x.shape[-2])
         return Positions(at, at)
 
-    def _check_dtype(self, x: Tensor) -> None:
-        """TypeError where torch refused x for its dtype, which its error does not say."""
-        weight = getattr(self.q_proj, "weight", None)
-        if isinstance(weight, Tensor) and x.dtype != weight.dtype:
-            way = "convert with .to(...)" if x.is_floating_point() else "embed token ids first"
-            raise TypeError(
-                f"x has dtype {x.dtype}; expected {weight.dtype}, as this layer's weights: {way}."
-            ) from None
-
     def _read(self, x: Tensor, context: Tensor | None) -> Tensor:
         """The sequence that keys and values are made from, once both are known to fit."""
         if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -267,10 +267,28 @@ def plain(module: nn.Module) -> bool:
     return type(module).forward is nn.Linear.forward
 
 
-def _logits(sink: Tensor, heads: int) -> Tensor:
-    if tuple(sink.shape) not in ((), (1,), (heads,)):
-        raise ShapeError(f"sink has shape {listed(sink.shape)}; expected a number, or one logit a head, ({heads},).")
-    return sink.expand(heads).clone()
+def _check_dtype(name: str, x: Tensor, projection: nn.Module) -> None:
+    """TypeError where torch refused to project x for its dtype, which its error does not say."""
+    weight = getattr(projection, "weight", None)
+    if isinstance(weight, Tensor) and x.dtype != weight.dtype:
+        way = "convert with .to(...)" if x.is_floating_point() else "embed token ids first"
+        raise TypeError(
+            f"{name} has dtype {x.dtype}; expected {weight.dtype}, as this layer's weights: {way}."
+        ) from None
+
+
+def _logits(sink: Tensor | float, heads: int, place: dict[str, Any]) -> Tensor:
+    logits = torch.as_tensor(sink, **place)
+    if not logits.is_floating_point():  # a whole number
+        logits = logits.to(torch.get_default_dtype())
+    if tuple(logits.shape) not in ((), (1,), (heads,)):
+        raise ShapeError(f"sink has shape {listed(logits.shape)}; expected a number, or one logit a head, ({heads},).")
+    return logits.expand(heads).clone()
+
+
+def _length_before(cache: KVCache, n: int) -> Any:
+    """What `crop` takes to remove the last n tokens of each sequence."""
+    return cache.lengths - n if isinstance(cache, PagedCache) else cache.length - n
 
 
 def _batched(t: Tensor) -> Tensor:
