@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import regard as rg
 from regard.compat.torch.holders import Holders
 from regard.compat.torch.patch import HOMES, TORCHS
+from regard.inspect.results import FactResults
 
 SDPA, MHA, FLEX = TORCHS
 
@@ -282,6 +283,30 @@ def test_it_is_recorded() -> None:
     assert tape.names == plain.names
     for name in tape.names:
         torch.testing.assert_close(tape[name][0][rg.facts.Entropy()], plain[name][0][rg.facts.Entropy()])
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("appended", [False, True])
+def test_a_record_is_that_of_torchs_own_run(appended: bool, batch_first: bool) -> None:
+    """Padding queries have no weights, and what is appended stands behind the sequence, on either function."""
+    layer = nn.MultiheadAttention(8, 2, batch_first=batch_first, add_zero_attn=appended, add_bias_kv=appended).train()
+    x = torch.randn(2, 5, 8)
+    x = x if batch_first else x.transpose(0, 1)
+    hidden = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    facts = (rg.facts.Entropy(), rg.facts.Received(), rg.facts.Visible(), rg.facts.Distance())
+
+    def recorded() -> FactResults:
+        with rg.record(layer, facts) as tape:
+            layer(x, x, x, key_padding_mask=hidden)
+        return tape.calls[0].seen
+
+    theirs = recorded()
+    with rg.patch(report=None) as patched:
+        ours = recorded()
+    assert patched.calls == {("multi_head_attention_forward", None): 1}
+    for fact in facts:
+        torch.testing.assert_close(ours[fact], theirs[fact])
+    assert ours[rg.facts.Visible()][1, :, 3:].eq(0).all()
 
 
 def test_no_other_name_is_made_up() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -21,7 +23,8 @@ from regard.compat.torch.multihead_arguments import (
 from regard.compat.torch.scripting import scripts_as
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
-from regard.masks.convert import from_mha, from_sdpa
+from regard.inspect.capture.mha import of_one_sequence
+from regard.masks.convert import Converted, from_mha, from_sdpa
 from regard.scores.algebra import Score
 from regard.scores.modifiers import Bias
 from regard.scores.similarity import ScaledDot
@@ -207,7 +210,7 @@ def multi_head_attention_forward(
         # torch takes less than 0 for none where it gives weights
         drops = training and (dropout_p > 0 if need_weights else dropout_p != 0)
         dropout = Dropout(dropout_p) if drops else None
-        notify(lambda: AttentionCall(None, q, k, score, mask, at, v=v, cross=is_cross(query, key)))
+        notify(lambda: _observed(AttentionCall(None, q, k, score, v=v), masks, query, key, key_padding_mask))
         heads = attention(q, k, v, score=score, mask=mask, positions=at, dropout=dropout)
         p = attention_weights(q, k, score=score, mask=mask, positions=at) if need_weights else None
     except (ValueError, TypeError) as error:  # torch's own checks raise nothing else
@@ -218,6 +221,14 @@ def multi_head_attention_forward(
     if p is not None and average_attn_weights:
         p = p.mean(1)
     return (out, p) if batched else (out[:, 0], None if p is None else p[0])
+
+
+def _observed(
+    call: AttentionCall, masks: Converted, query: Tensor, key: Tensor, key_padding_mask: Tensor | None
+) -> AttentionCall:
+    """The call as record takes it from torch's function too."""
+    seen = of_one_sequence(masks, query, key, key_padding_mask, call.k.shape[-2])
+    return replace(call, mask=seen.mask, positions=seen.positions, cross=is_cross(query, key))
 
 
 def _keep_off_the_fused_kernel(self: nn.Module, inputs: tuple[Tensor]) -> None:

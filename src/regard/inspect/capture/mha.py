@@ -63,9 +63,18 @@ def _masks(given: Mapping[str, Any], heads: int, nq: int, nk: int) -> Converted:
     if given["is_causal"] and padding is None and not given["need_weights"]:
         return from_sdpa(None, nq, nk, is_causal=True)  # the one case in which the hint replaces the mask
     read = from_mha(attn_mask, padding, heads, appended=(given["bias_k"] is not None) + bool(given["add_zero_attn"]))
-    if nk > nq == given["key"].shape[0]:
-        read = read._replace(positions=head(nq, nk, given["key"].device))  # what is appended stands behind the sequence
-    if padding is None or given["query"] is not given["key"]:
+    return of_one_sequence(read, given["query"], given["key"], padding, nk)
+
+
+def of_one_sequence(read: Converted, query: Tensor, key: Tensor, padding: Tensor | None, nk: int) -> Converted:
+    """The masks of a call, with what only an observer needs, where a sequence reads itself.
+
+    query and key (n, batch, E) or (n, E) are those before they are projected; nk: how many keys are read.
+    """
+    nq = query.shape[0]
+    if nk > nq == key.shape[0] and read.positions is None:
+        read = read._replace(positions=head(nq, nk, key.device))  # what is appended stands behind the sequence
+    if padding is None or query is not key:
         return read
     hidden = padding if padding.dtype == torch.bool else padding == -torch.inf
     return read._replace(mask=read.mask & real_queries(~hidden.reshape(-1, nq)))
