@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pathlib
 import sys
 import threading
 import types
@@ -113,6 +115,37 @@ def test_a_model_alone_until_it_is_restored() -> None:
     patch.restore()
     model(X)
     assert patch.calls.total() == 1 and "forward" not in vars(model)
+
+
+def test_a_copy_of_a_patched_model_has_its_own_parameters(tmp_path: pathlib.Path) -> None:
+    model = encoder()
+    with rg.patch(model, report=None) as patch:
+        twin = copy.deepcopy(model)
+        torch.save(model, tmp_path / "model.pt")
+        with torch.no_grad():
+            for weight in twin.parameters():
+                weight.zero_()
+        assert twin(X).eq(0).all() and not model(X).eq(0).all()
+        with rg.patch(twin, report=None) as other:
+            assert twin(X).eq(0).all()
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    torch.testing.assert_close(loaded(X), model(X))
+    assert twin(X).eq(0).all() and twin.forward.__self__ is twin
+    assert patch.calls.total() == other.calls.total() == 2
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_model_that_is_patched_twice_counts_by_the_last(first: bool) -> None:
+    """A cell of a notebook that ran again."""
+    model = Plain()
+    patches = [rg.patch(model, report=None) for _ in range(2)]
+    model(X)
+    left = patches.pop(0 if first else 1)
+    left.restore()
+    model(X)
+    assert [left.calls.total(), patches[0].calls.total()] == ([0, 2] if first else [1, 1])
+    patches[0].restore()
+    assert "forward" not in vars(model)
 
 
 def test_nested_blocks_count_by_the_innermost() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
-from types import ModuleType
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from types import MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _IN_PLACE: list[Patch] = []  # the last one counts
 _THREAD = threading.local()
 _COUNTING = threading.Lock()
+_MARK = "_regard_patched"  # the attribute of a patched forward
 
 
 class Patch:
@@ -57,12 +59,9 @@ class Patch:
         self.model, self.report = model, report
         self.calls: Counter[tuple[str, str | None]] = Counter()
         self.traced: Counter[tuple[str, str | None]] = Counter()
+        self.places = [*AT_HOME, *HOLDERS.find()]
         self._undo = ExitStack()
-        places = [*AT_HOME, *HOLDERS.find()]
-        if model is None:
-            self._undo.enter_context(_Replacing(self, places))
-        else:
-            self._undo.enter_context(replaced(model, "forward", lambda forward: self._around(forward, places)))
+        self._undo.enter_context(_Replacing(self) if model is None else _PatchedForward.of(model).by(self))
 
     def restore(self) -> None:
         """Puts torch's functions, or the model's forward, back. A second time it does nothing."""
@@ -92,14 +91,6 @@ class Patch:
                 lines.append(f"  {count:6}  {name}  {where}{how}")
         return "\n".join(lines)
 
-    def _around(self, forward: Callable[..., Any], places: list[Holder]) -> Callable[..., Any]:
-        @functools.wraps(forward)
-        def patched(*args: Any, **kwargs: Any) -> Any:
-            with _Replacing(self, places):
-                return forward(*args, **kwargs)
-
-        return patched
-
 
 def patch(model: nn.Module | None = None, *, report: Callable[[str], object] | None = print) -> Patch:
     """Makes torch's attention run on regard: inside a `with` block, or until `restore()`.
@@ -111,7 +102,7 @@ def patch(model: nn.Module | None = None, *, report: Callable[[str], object] | N
     call the functions, as in training.
 
     model   only while its forward runs; None: every call of this process, on every thread. Calls of other threads
-            while a patched model runs run on regard too
+            while a patched model runs run on regard too. A copy of the model is another model
     report  called with the summary at the end of the block; None: no report, `print(the Patch)` shows it
 
     Outputs, weights and gradients are torch's up to rounding, with three differences: dropout draws other bits, weights
@@ -138,14 +129,60 @@ def patch(model: nn.Module | None = None, *, report: Callable[[str], object] | N
     return Patch(model, report)
 
 
+class _PatchedForward:
+    """What stands in the place of a model's forward: a function that the last one of its Patches counts for.
+
+    A copy of the model that is made meanwhile has a method of that function too. It runs unpatched, on the copy.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.patches = weakref.ref(model), list[Patch]()
+        self.was: Any = vars(model).get("forward")
+        forward: Any = model.forward
+        method = isinstance(forward, MethodType) and forward.__self__ is model
+        run: Callable[..., Any] = forward.__func__ if method else forward
+
+        @functools.wraps(run)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            for patch in self.patches[-1:] if not method or args[0] is self.model() else ():
+                with _Replacing(patch):
+                    return run(*args, **kwargs)
+            return run(*args, **kwargs)
+
+        self.function = patched
+        vars(patched)[_MARK] = self
+        model.forward = MethodType(patched, model) if method else patched
+
+    @staticmethod
+    def of(model: nn.Module) -> _PatchedForward:
+        """That of a model which is patched already, or a new one."""
+        found = getattr(vars(model).get("forward"), _MARK, None)
+        return found if found is not None and found.model() is model else _PatchedForward(model)
+
+    @contextmanager
+    def by(self, patch: Patch) -> Generator[None, None, None]:
+        """While it is open, the model is patched; the last one puts back what was there."""
+        self.patches.append(patch)
+        try:
+            yield
+        finally:
+            self.patches.remove(patch)
+            model = self.model()
+            if model is not None and not self.patches:
+                if self.was is None:
+                    del model.forward
+                else:
+                    model.forward = self.was
+
+
 class _Replacing:
     """While it is open, the functions of torch are those of this module, and calls are counted by one Patch."""
 
-    def __init__(self, patch: Patch, places: list[Holder]) -> None:
-        self.patch, self.places, self.undo = patch, places, ExitStack()
+    def __init__(self, patch: Patch) -> None:
+        self.patch, self.undo = patch, ExitStack()
 
     def __enter__(self) -> None:
-        for module, name, function in self.places:
+        for module, name, function in self.patch.places:
             self.undo.enter_context(replaced(module, name, lambda _, function=function: ROUTED[function]))
         self.undo.enter_context(replaced(torch.backends.mha, "_is_fastpath_enabled", lambda _: False))
         _IN_PLACE.append(self.patch)
