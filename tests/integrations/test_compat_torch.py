@@ -133,6 +133,20 @@ def test_a_row_that_sees_nothing_is_zero(dtype: torch.dtype) -> None:
         assert all(t.grad is not None and t.grad.isfinite().all() for t in tensors)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mask_dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_autocast_takes_a_mask_of_any_dtype_that_it_casts(mask_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    """Queries that a norm left in float32, beside a mask that was made in the model's dtype."""
+    q, mask = torch.randn(2, 3, 5, 8), torch.randn(5, 5).to(mask_dtype)
+    with torch.autocast("cpu", dtype):
+        expected = F.scaled_dot_product_attention(q, q, q, mask)
+        out = scaled_dot_product_attention(q, q, q, mask)
+        with pytest.raises(RuntimeError, match=r"attn_mask has dtype torch\.float64"):
+            scaled_dot_product_attention(q, q, q, mask.double())
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, expected, atol=0.03, rtol=0.03)
+
+
 def test_a_float32_mask_of_halves_and_autocast() -> None:
     tensors = [t.detach() for t in qkv((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8))]
     halves, mask = [t.bfloat16() for t in tensors], torch.randn(5, 7)

@@ -9,6 +9,7 @@ from regard.api import attention
 from regard.compat.torch.scripting import scripts_as
 from regard.core.arrays import plain_tensor
 from regard.core.dropout import Dropout
+from regard.core.dtypes import autocast
 from regard.core.positions import Positions, head
 from regard.core.shapes import broadcast_shape, broadcasts, count_of, listed, repeat_heads
 from regard.core.wrong_calls import kind_of
@@ -124,7 +125,10 @@ def _expanded(given: tuple[Tensor, Tensor, Tensor], last: int) -> tuple[Tensor, 
 
 
 def _check_mask(attn_mask: Tensor, query: Tensor, key: Tensor) -> None:
-    if attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
+    added = {torch.float32, query.dtype}
+    if autocast(query.device.type) and query.dtype != torch.float64:  # which casts the mask too
+        added |= {torch.float16, torch.bfloat16}
+    if attn_mask.dtype not in (torch.bool, *added):
         raise TypeError(
             f"attn_mask has dtype {attn_mask.dtype}, query {query.dtype}; expected torch.bool, True = may attend, or "
             "torch.float32 or the dtype of query, added to the scores."
