@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -256,6 +257,16 @@ def test_nested_calls_that_do_not_fit_are_refused() -> None:
         (lambda: rg.attention(q, k, v, score=rg.Dot), TypeError, "score is"),
     ):
         with pytest.raises(error, match=said):
+            call()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The PyTorch API of nested tensors")
+        strided = torch.nested.nested_tensor(list(dense))  # torch's default layout, and no class of its own
+    for call in (
+        lambda: rg.attention(strided, strided, strided),
+        lambda: rg.attention(strided, dense, dense),
+        lambda: rg.attention_state(strided, dense, dense),
+    ):
+        with pytest.raises(TypeError, match=r"q is a nested tensor; .* with layout=torch.jagged"):
             call()
     layer = rg.nn.MultiHeadAttention(12, HEADS, **DOUBLE)
     with pytest.raises(TypeError, match=r"x is a nested tensor; layers take its values: p = regard.pack\(x\)"):

@@ -263,6 +263,12 @@ def test_wrong_arguments_are_refused() -> None:
             other.append(*batch.later)
 
 
+def test_keys_of_numpy_are_read_as_tensors_are() -> None:
+    q, (k, v) = jagged(tokens(NEW, HEADS, DK)), (torch.randn(len(NEW), KEY_HEADS, 9, d).double() for d in (DK, DV))
+    out, expected = rg.attention(q, k.numpy(), v.numpy()), rg.attention(q, k, v)
+    assert all(map(torch.equal, parts_of(out), parts_of(expected)))
+
+
 @pytest.mark.parametrize("nested_keys", [False, True], ids=["q", "q, k and v"])
 def test_a_call_enters_the_package_once(nested_keys: bool) -> None:
     q, (k, v) = jagged(tokens(NEW, HEADS, DK)), (torch.randn(len(NEW), KEY_HEADS, 9, d).double() for d in (DK, DV))

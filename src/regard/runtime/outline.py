@@ -40,7 +40,9 @@ def plain(t: Tensor) -> bool:
 def _ordinary(*tensors: Tensor) -> bool:
     """Whether tensors are their numbers, as they lie. A subclass may hold its numbers elsewhere, or none."""
     for t in tensors:
-        if type(t) not in _PLAIN or t.layout is not _STRIDED or t.is_neg() or t._is_zerotensor() or wrapped(t):
+        if type(t) not in _PLAIN or t.layout is not _STRIDED or t.is_nested:
+            return False
+        if t.is_neg() or t._is_zerotensor() or wrapped(t):
             return False
     return True
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+import regard.core.arrays as arrays
 import regard.sequences.one_list as one_list
 from regard.backends.base import Backend
 from regard.call.arguments import check_kinds
-from regard.core.arrays import any_nested
+from regard.core.deferred import kept_alike
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions
 from regard.masks.algebra import Mask
@@ -80,8 +81,10 @@ def _read(
 ) -> tuple[NestedQueries | None, RaggedCall | str, Callable[[], PlainCalls]]:
     """The queries, if they alone are nested; their call as one list, or why not; what makes plain calls instead."""
     check_kinds(score, mask, positions, dropout)
-    if any_nested(k, v):
+    if arrays.any_nested(k, v):
         return None, "all are nested", lambda: flattened_call(q, k, v, score, mask, positions)
+    if not kept_alike(k, v):
+        k, v = arrays.tensor(k, "k"), arrays.tensor(v, "v")
     queries = nested_queries(q, k, v, score, mask, positions)
     together = ragged_call(queries, k, v, score, mask, positions, sink, dropout)
     return queries, together, lambda: plain_calls(queries, k, v, score, mask, positions, sink, dropout)
