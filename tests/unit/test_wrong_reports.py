@@ -23,6 +23,8 @@ rg.Report.of(3, title="a", model="b")  # calls is an int; expected those of a re
 rg.Report.of(rg.look(q, q), title="a", model="b")  # calls is a FactResults; expected those of a recording
 rg.Report.of([q], title="a", model="b")  # calls holds a Tensor of float32; expected those of a recording
 rg.Report.of(report, title="a", model="b")  # calls is a Report; expected those of a recording
+rg.Report.of(tape_calls, title="a", model="b", context=0)  # context is 0; expected 1 or more.
+rg.Report.of(tape_calls, title="a", model="b", context="2")  # context is '2'; expected an integer.
 report.save("a.docx")  # a.docx is not supported as a report's file: its suffix is none of .png .svg .pdf .html .json .npz.
 report.save("a.png", head="L9H9")  # there is no layer L9 here; there are L0 to L0.
 report.save("a.png", head=3)  # head=3 names no layer; expected (layer, head), or a label such as 'L3H1'.

@@ -13,6 +13,7 @@ import regard.inspect.report.page as page
 import regard.inspect.report.plot as plot
 import regard.inspect.report.save as save
 import regard.inspect.report.text as text
+from regard.core.arrays import size
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.inputs import Inputs
@@ -107,9 +108,10 @@ class Report(Content):
         the second one.
 
         A UserWarning names the layers for which nothing decides, what they are taken for, and what to pass. Raises
-        ValueError for no call, for texts that name no token of any layer, where `cross` or `encoder` fits no layer, and
-        for a second_text beyond the tokens; IndexError for an element that is not there.
+        ValueError for no call, for texts that name no token of any layer, where `cross` or `encoder` fits no layer, for
+        a context below 1, and for a second_text beyond the tokens; IndexError for an element that is not there.
         """
+        context = size(context, "context", 1)
         labels, calls = Labels(tokens, key_tokens, cross, encoder), checked_calls(calls)
         found = in_steps(calls, labels.crosses(calls), len(tokens))
         labels.check_counts(found)
