@@ -127,6 +127,8 @@ def test_a_step_in_which_nothing_is_seen_is_an_error() -> None:
 def test_wrong_uses_are_refused() -> None:
     with pytest.raises(ValueError, match=r"every=0: expected 1 \(each step\) or more"):
         rg.monitor(model(), every=0)
+    with pytest.raises(TypeError, match=r"every is 1\.5; expected an integer"):
+        rg.monitor(model(), every=1.5)  # type: ignore[arg-type]
     watch = rg.monitor(model(), every=2)
     watch.steps = 1
     with watch, pytest.raises(RuntimeError, match="is open already"), watch:

@@ -85,12 +85,15 @@ def test_what_is_refused() -> None:
     with rg.record(model) as tape:
         model(torch.randn(1, 9, 8))
     shorter = replace(call, q=call.q[:, :, :4], k=call.k[:, :, :4], mask=rg.Everything())
+    other = replace(call, q=call.q[:1], k=call.k[:1], mask=rg.Causal())
     refusals = [
         (lambda: rg.rollout([], 0), ValueError, "calls is empty"),
         (lambda: rg.rollout(tape), ValueError, r"calls\[0\] has no queries and keys; .*facts=\(rg.facts.Inputs"),
         (lambda: rg.rollout([call], 13), IndexError, "row is 13; there are 13 tokens."),
         (lambda: rg.rollout([call], 0, residual=1.5), ValueError, "residual is 1.5; expected a share from 0 to 1."),
         (lambda: rg.rollout([crossed, call], 0), rg.ShapeError, r"calls\[0\] has 13 queries and 4 keys"),
+        (lambda: rg.rollout([call], 1.5), TypeError, r"row is 1\.5; expected an integer"),  # type: ignore[arg-type]
+        (lambda: rg.rollout([call, other], 0), rg.ShapeError, r"calls\[0\] has batch axes \(2,\), .* \(1,\)"),
         (lambda: rg.rollout([call, shorter, shorter], 0), rg.ShapeError, r"calls\[0\] has 13 queries and 13 keys"),
     ]
     for make, kind, text in refusals:

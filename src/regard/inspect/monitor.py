@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from typing_extensions import Self
 
 import regard.core.html as html
+from regard.core.arrays import whole_number
 from regard.core.shapes import count_of
 from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.rows import Entropy, MaxScore
@@ -30,6 +31,7 @@ class Monitor:
     def __init__(self, model: nn.Module, every: int, layers: Layers) -> None:
         if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"monitor has {kind_of(model)}; expected the model, an nn.Module.")
+        every = whole_number(every, "every")
         if every < 1:
             raise ValueError(f"every={every}: expected 1 (each step) or more.")
         self.model, self.every, self.layers = model, every, layers

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.call.hooks import AttentionCall
+from regard.core.arrays import whole_number
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
 from regard.core.shapes import count_of, listed
@@ -57,6 +58,7 @@ def rollout(calls: Iterable[AttentionCall | Recorded], row: int = -1, residual: 
     if not 0 <= residual <= 1:
         raise ValueError(f"residual is {residual}; expected a share from 0 to 1.")
     n = calls[-1].q.shape[-2]
+    row = whole_number(row, "row")
     if not -n <= row < n:
         raise IndexError(f"row is {row}; there are {count_of(n, 'token')}.")
     share = _one(calls[-1], row % n)
@@ -80,10 +82,13 @@ def _call(given: AttentionCall | Recorded, number: int) -> AttentionCall:
 
 def _one(call: AttentionCall, row: int) -> Tensor:
     """All of the share on one token, (*batch, n)."""
-    batch = call.q.shape[: -3 if call.q.dim() >= 4 else -2]
-    share = torch.zeros(*batch, call.q.shape[-2], dtype=accumulator(call.q.dtype), device=call.q.device)
+    share = torch.zeros(*_batch(call), call.q.shape[-2], dtype=accumulator(call.q.dtype), device=call.q.device)
     share[..., row] = 1
     return share
+
+
+def _batch(call: AttentionCall) -> tuple[int, ...]:
+    return tuple(call.q.shape[: -3 if call.q.dim() >= 4 else -2])
 
 
 def _carried(call: AttentionCall, number: int, share: Tensor) -> Tensor:
@@ -94,6 +99,11 @@ def _carried(call: AttentionCall, number: int, share: Tensor) -> Tensor:
         raise ShapeError(
             f"calls[{number}] has {got}, q {listed(call.q.shape)}; expected {n} of each: rollout follows "
             "self-attention over one sequence, so leave out cross-attention and cached steps."
+        )
+    if _batch(call) != share.shape[:-1]:
+        raise ShapeError(
+            f"calls[{number}] has batch axes {listed(_batch(call))}, the last of calls {listed(share.shape[:-1])}; "
+            "expected the calls of one forward."
         )
     headed = call.q.dim() >= 4
     received = Received(share.unsqueeze(-2) if headed else share)
