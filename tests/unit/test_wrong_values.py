@@ -206,6 +206,13 @@ rg.look(q, q, facts=(rg.facts.Map(0, 3),))  # Map(rows=0, cols=3): expected 1 ce
 rg.look(q, q, facts=(rg.facts.Rows([9]),))  # Rows.rows holds [9]; there are 5 queries.
 rg.look(q, q, facts=(rg.facts.Rows(),))  # Rows needs rows.
 rg.look(q, q)[rg.facts.Received()]  # 'Received() was not computed; this look has Entropy(), MaxScore().'
+rg.look(q, q, facts=None)  # facts is None; expected a tuple of facts, such as facts=(Entropy(),).
+rg.look(q, q, facts=(f for f in [rg.facts.Entropy()]))  # facts is a generator; expected a tuple of facts
+rg.facts.Map(2.5, 3)  # Map.rows is 2.5; expected an integer.
+rg.facts.ScoreMap(2, "3")  # ScoreMap.cols is '3'; expected an integer.
+rg.facts.Received.last(1.5)  # Received.last: count is 1.5; expected an integer.
+rg.facts.Mass.first(1.5)  # Mass.first: count is 1.5; expected an integer.
+rg.facts.Quantised(1.5)  # Quantised.limit is 1.5; expected an integer.
 rg.facts.Top()  # Top needs k.
 rg.facts.Top("3")  # Top.k is a str; expected a number of keys.
 rg.facts.Within()  # Within needs before and after.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -98,7 +99,9 @@ def check_facts(facts: Any) -> None:
         raise TypeError(f"facts is {facts!r}; expected a tuple of facts: facts=({facts!r},).")
     if isinstance(facts, type):
         raise TypeError(f"facts is the class {facts.__name__}; expected a tuple of values: facts=({written(facts)},).")
-    for fact in facts:
+    if not isinstance(facts, Collection):
+        raise TypeError(f"facts is {kind_of(facts)}; expected a tuple of facts, such as facts=(Entropy(),).")
+    for fact in cast("Collection[Any]", facts):
         if isinstance(fact, type):
             raise TypeError(f"facts holds the class {fact.__name__}, not one of its values; write {written(fact)}.")
         if not isinstance(fact, Fact):

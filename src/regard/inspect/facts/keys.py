@@ -75,6 +75,7 @@ class Received(Fact[Tensor]):
         >>> rg.look(x, x, mask=rg.Causal(), facts=(Received.last(1),))[Received.last(1)]
         tensor([0.2500, 0.2500, 0.2500, 0.2500])
         """
+        count = arrays.whole_number(count, "Received.last: count")
         if count < 1:
             raise ValueError(f"Received.last({count}): expected 1 query or more.")
         return Received(Last(count))

@@ -62,6 +62,7 @@ class Mass(Fact[Tensor]):
         >>> rg.look(x, x, mask=rg.Causal(), facts=(Mass.first(1),))[Mass.first(1)][:, 0]
         tensor([1.0000, 0.5000, 0.3333])
         """
+        count = arrays.whole_number(count, "Mass.first: count")
         if count < 1:
             raise ValueError(f"Mass.first({count}): expected 1 position or more.")
         return Mass(First(count))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.call.problem import Problem
+from regard.core.arrays import whole_number
 from regard.core.state import RowStats
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, room, sum_keys, sum_rows
@@ -86,8 +87,9 @@ class Map(Fact[Tensor]):
 
 
 def _check_cells(fact: Map | ScoreMap) -> None:
-    if fact.rows < 1 or fact.cols < 1:
-        name = type(fact).__name__
+    name = type(fact).__name__
+    rows, cols = (whole_number(getattr(fact, axis), f"{name}.{axis}") for axis in ("rows", "cols"))
+    if rows < 1 or cols < 1:
         raise ValueError(f"{name}(rows={fact.rows}, cols={fact.cols}): expected 1 cell or more each way.")
 
 

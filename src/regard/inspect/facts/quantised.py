@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.call.problem import Problem
+from regard.core.arrays import whole_number
 from regard.core.region import Frame, Region
 from regard.core.state import RowStats
 from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, room
@@ -55,7 +56,7 @@ class Quantised(Fact[Tensor]):
     limit: int = 512
 
     def __post_init__(self) -> None:
-        if self.limit < 0:
+        if whole_number(self.limit, "Quantised.limit") < 0:
             raise ValueError(f"Quantised(limit={self.limit}): expected 0 or more.")
 
     def fits(self, frame: Frame) -> bool:
