@@ -99,7 +99,8 @@ def patch(model: nn.Module | None = None, *, report: Callable[[str], object] | N
     flex_attention, also in modules that have imported them by name. This covers nn.MultiheadAttention,
     nn.Transformer..., and the models of timm, torchvision, diffusers and transformers ("sdpa") that call them. The
     patch switches the fused kernels of nn.TransformerEncoderLayer and nn.MultiheadAttention off, so that these layers
-    call the functions, as in training.
+    call the functions, as in training; nested tensors, which they take on these kernels alone, they then refuse
+    (regard.compat.torch.MultiheadAttention takes them).
 
     model   only while its forward runs; None: every call of this process, on every thread. Calls of other threads
             while a patched model runs run on regard too. A copy of the model is another model
