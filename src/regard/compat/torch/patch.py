@@ -145,12 +145,12 @@ class _PatchedForward:
 
         @functools.wraps(run)
         def patched(*args: Any, **kwargs: Any) -> Any:
-            for patch in self.patches[-1:] if not method or args[0] is self.model() else ():
-                with _Replacing(patch):
-                    return run(*args, **kwargs)
-            return run(*args, **kwargs)
+            copied = method and args[0] is not self.model()
+            if copied or not self.patches:
+                return run(*args, **kwargs)
+            with _Replacing(self.patches[-1]):
+                return run(*args, **kwargs)
 
-        self.function = patched
         vars(patched)[_MARK] = self
         model.forward = MethodType(patched, model) if method else patched
 
