@@ -58,6 +58,63 @@ def test_narrow_whole_numbers_wrap(wrapped: Mod) -> None:
     compare(lambda s, b, h, i, j: s + 0.01 * wrapped(i, j))
 
 
+def tenths(dtype: torch.dtype) -> Tensor:
+    return (torch.arange(N) / 10).to(dtype)
+
+
+SECONDS = 1.7e9 + torch.arange(N, dtype=torch.float64) / 8  # since 1970: float32 counts them in steps of 128
+NARROW, HALVES, BYTES = tenths(torch.bfloat16), tenths(torch.float16), torch.arange(N).to(torch.uint8)
+
+
+@pytest.mark.parametrize(
+    "sees",
+    [
+        lambda i, j: NARROW[(i - j).abs()] == 0.7,  # 0.7 as a bfloat16
+        lambda i, j: HALVES[(i - j).abs()] <= 0.3,
+        lambda i, j: HALVES.mul(300)[(i - j).abs()] == (i - j).abs() * 30,  # 2,049 is 2,048 as a float16
+        lambda i, j: BYTES[(i - j).abs()] > -1,  # 255
+        lambda i, j: (i - j).abs().to(torch.uint8) < 300,  # 44
+        lambda i, j: SECONDS[j] < SECONDS[i] - 2,
+    ],
+)
+def test_comparisons_in_a_dtype_that_makes_other_numbers(sees: Mod) -> None:
+    compare(lambda s, b, h, i, j: torch.where(sees(i, j), s, s * 0.3))
+    compare(lambda s, b, h, i, j: torch.where(sees(i, j) | (i == j), s, float("-inf")))
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        lambda s, b, h, i, j: s - 0.1 * (SECONDS[i] - SECONDS[j]).abs(),
+        lambda s, b, h, i, j: s + SECONDS[i] - SECONDS[j],
+        lambda s, b, h, i, j: s - (SECONDS[i * j % N] % 7).float(),
+        lambda s, b, h, i, j: s - torch.stack([SECONDS[i], -SECONDS[j]]).sum().float() * (j % 3),
+        lambda s, b, h, i, j: s + torch.sin(SECONDS[(i - j).abs()]),
+    ],
+)
+def test_differences_of_large_numbers_in_float64(mod: Mod) -> None:
+    compare(mod)
+
+
+def test_products_in_float64_run_in_the_kernels() -> None:
+    def case(numbers: Numbers) -> Mod:
+        slopes, table = numbers.learn(HEADS).double(), numbers.fixed(N).double()
+        return lambda s, b, h, i, j: s - slopes[h].exp() * (i - j).abs() * 0.1 * table[(i * j) % N]
+
+    errors = largest_errors(case, None)
+    assert max(errors.values()) <= 3e-5, errors
+
+
+def test_numbers_of_rows_in_half_precision_are_rounded() -> None:
+    rows, columns = torch.randn(2, N, 6).bfloat16()
+    compare(lambda s, b, h, i, j: s - 3 * (rows[i] - columns[j]).float().abs().sum())
+    compare(lambda s, b, h, i, j: s - 0.1 * torch.stack([rows[i, 0], i + j]).float().sum())
+
+
+def test_whole_numbers_without_a_sign_wrap() -> None:
+    compare(lambda s, b, h, i, j: s + (i - 2 * j).to(torch.uint16).to(torch.int64) * 1e-4)
+
+
 def test_a_learned_factor_of_a_product_of_rows() -> None:
     def case(numbers: Numbers) -> Mod:
         c, query, key = numbers.learn(), numbers.fixed(N, 4), numbers.fixed(N, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -147,3 +148,13 @@ def mapped(args: Any, fn: Callable[[Any], Any]) -> Any:
 
 def flat(args: Any) -> list[Any]:
     return [y for x in args for y in (flat(x) if isinstance(x, (list, tuple)) else [x])]
+
+
+@lru_cache(1024)
+def _name_of(op: Any) -> str:
+    return op if isinstance(op, str) else str(op).split(".")[1]
+
+
+def name_of(x: Node) -> str:
+    """What torch calls an operation, without its overload."""
+    return _name_of(x.op)

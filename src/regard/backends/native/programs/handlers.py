@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from regard.backends.native.programs.code import NotLowered
-from regard.backends.native.programs.graph import Node
+from regard.backends.native.programs.graph import Node, name_of
 from regard.backends.native.programs.indexing import indexed
-from regard.backends.native.programs.lowering import SEVERAL, Lowering, name_of
+from regard.backends.native.programs.lowering import SEVERAL, Lowering
 from regard.backends.native.programs.several import EXACT_REDUCTIONS, REDUCTIONS, of_several
 
 _UNCHANGED = {"expand", "clone", "alias", "contiguous", "lift_fresh_copy", "lift_fresh"}

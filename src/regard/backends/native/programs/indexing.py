@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.programs.code import MOST_INT, NotLowered
-from regard.backends.native.programs.graph import Node, flat
-from regard.backends.native.programs.lowering import Lowering, name_of
+from regard.backends.native.programs.graph import Node, flat, name_of
+from regard.backends.native.programs.lowering import Lowering
 from regard.backends.native.programs.reads import Read, axes_of
 
 MOST_NUMBERS = 256  # of a pair that an operation reads or makes

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.backends.native.programs.code import MOST_INT, Code, Instruction, NoRoom, NotLowered
-from regard.backends.native.programs.graph import Node, Values, flat
+from regard.backends.native.programs.dtypes import NARROW, check_dtypes
+from regard.backends.native.programs.graph import Node, Values, flat, name_of
 from regard.backends.native.programs.operations import PROGRAM_OPERANDS
 from regard.backends.native.programs.reads import Range, Read, broadcasts, extent, number_of, widened
 
-_NARROW = {torch.uint8: (0, 255), torch.int8: (-128, 127), torch.int16: (-(2**15), 2**15 - 1)}
 SEVERAL = "several numbers of a pair"  # of handlers, the one for a node that is computed of them
 
 
@@ -92,9 +91,8 @@ class Lowering:
                 return self.load(Read(x))
             except (RuntimeError, IndexError) as error:
                 raise NotLowered(f"{name_of(x)} cannot be computed for all queries and keys: {error}") from error
-        if x.dtype in (torch.bfloat16, torch.float16) and name_of(x) != "index":
-            raise NotLowered(f"{name_of(x)} rounds what it computes for pairs to {x.dtype}")
         name = name_of(x)
+        check_dtypes(x)
         handler = self.handlers.get(name)
         if x.of_several:
             return self.handlers[SEVERAL](self, x)
@@ -104,8 +102,8 @@ class Lowering:
 
     def checked(self, x: Node, value: int) -> int:
         """A node's value, with no derivative where autograd records none. Raises NotLowered where torch might wrap."""
-        if x.dtype in _NARROW:
-            least, most = _NARROW[x.dtype]
+        if x.dtype in NARROW:
+            least, most = NARROW[x.dtype]
             low, high = self.ranges.get(value, (-MOST_INT, MOST_INT))
             if low < least or high > most:
                 raise NotLowered(f"{name_of(x)} may leave the range of {x.dtype}, and goes on at its other end there")
@@ -245,13 +243,3 @@ _INTEGERS: dict[str, Callable[[int, int], int]] = {
 def _axes(t: Tensor) -> str:
     """By which of queries and keys an operand differs."""
     return "".join(name for name, size in zip("ij", t.shape[-2:], strict=True) if size != 1)
-
-
-@lru_cache(1024)
-def _name_of(op: Any) -> str:
-    return op if isinstance(op, str) else str(op).split(".")[1]
-
-
-def name_of(x: Node) -> str:
-    """What torch calls an operation, without its overload."""
-    return _name_of(x.op)

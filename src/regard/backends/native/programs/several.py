@@ -10,15 +10,12 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.programs.code import NotLowered
-from regard.backends.native.programs.graph import Node, flat, mapped
+from regard.backends.native.programs.dtypes import MOVED, check_dtypes
+from regard.backends.native.programs.graph import Node, flat, mapped, name_of
 from regard.backends.native.programs.indexing import MOST_NUMBERS, numbers_of_each, rows_indexed
-from regard.backends.native.programs.lowering import Lowering, Made, name_of
+from regard.backends.native.programs.lowering import Lowering, Made
 from regard.backends.native.programs.reads import Read
 
-_REARRANGED = {  # the numbers stay, their places change
-    *("select", "slice", "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "permute", "transpose", "t"),
-    *("expand", "flip", "stack", "cat", "diagonal", "repeat", "roll", "unfold"),
-}
 OF_SEVERAL = " of several numbers"  # of handlers, those of reductions
 
 
@@ -47,9 +44,11 @@ def _numbers(low: Lowering, x: Any) -> list[int]:
 
 
 def _computed(low: Lowering, x: Node, name: str) -> list[int]:
+    if not x.whole:
+        check_dtypes(x)
     if name == "index":
         return rows_indexed(low, x)
-    if name in _REARRANGED:
+    if name in MOVED:
         return _rearranged(low, x)
     reduction = low.handlers.get(f"{name}{OF_SEVERAL}")
     if reduction is not None:
