@@ -76,6 +76,20 @@ def test_scores(fn: Callable[[Tensor], Tensor], backend: Backend | None) -> None
         attend(backend, score=rg.ScaledDot() >> Changes(fn))
 
 
+@pytest.mark.parametrize(
+    "score",
+    [
+        rg.ScaledDot() >> Changes(lambda s: s * (1 + 1j)),
+        rg.Custom(lambda q, k: torch.complex(q, q) @ torch.complex(k, -k).mT),
+        rg.Elementwise(lambda q, k: q * k * 1j),
+    ],
+)
+@pytest.mark.parametrize("backend", [None, *BACKENDS[1:]], ids=repr)
+def test_complex_scores(score: rg.Score, backend: Backend | None) -> None:
+    with pytest.raises(TypeError, match=r"gave scores of torch.complex64; expected real numbers"):
+        attend(backend, score=score)
+
+
 def test_a_mask_that_answers_for_all_pairs_where_it_is_asked_about_some() -> None:
     whole = torch.rand(40, 33) < 0.5
     with pytest.raises(

@@ -267,9 +267,11 @@ def evaluate(score: Pipeline, q: Tensor, k: Tensor, at: Region, first: Tensor | 
 
 
 def _check_scores(score: Pipeline, s: Tensor, full: tuple[int, ...]) -> None:
-    """Raises ShapeError for what is no score for each pair: a person's stage may have changed the axes."""
+    """Raises an error for what is no real number for each pair: a person's stage may have changed axes or dtype."""
     if torch.compiler.is_compiling():
         return
+    if s.is_complex():
+        raise TypeError(f"score {score!r} gave scores of {s.dtype}; expected real numbers, such as their .real.")
     if tuple(s.shape[-2:]) != full[-2:] or not broadcasts(s.shape, full):
         raise ShapeError(
             f"score {score!r} gave scores of shape {listed(s.shape)} for pairs of shape {listed(full)}, (*batch, "
