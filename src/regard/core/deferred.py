@@ -56,6 +56,10 @@ class DeferredRows(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.is_mutable and any(isinstance(x, DeferredRows) for x in args[:1]):
             raise TypeError(f"{func}: keys and values of a cache are read only; write to a clone() of them.")
+        # of tensors made in inference mode; of others torch does this before: to() of their dtype is then no operation
+        divided = func.decompose(*args, **(kwargs or {}))
+        if divided is not NotImplemented:
+            return divided
         args, kwargs = tree_map_only(DeferredRows, DeferredRows.written_out, (args, kwargs or {}))
         return func(*args, **kwargs)
 
