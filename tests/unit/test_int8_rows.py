@@ -109,6 +109,8 @@ def test_readers_get_the_products_in_the_dtype(dtype: torch.dtype) -> None:
         assert torch.equal(rows.float(), rows.numbers.float() * rows.scales)
     with pytest.raises(TypeError, match="read only; write to a clone"):
         rows.add_(1)
+    with pytest.raises(TypeError, match="read only; write to a clone"):
+        rows[0] = 1
 
 
 def test_rows_lie_alike_or_not() -> None:

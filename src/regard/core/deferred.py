@@ -64,6 +64,9 @@ class DeferredRows(Tensor):
         return func(*args, **kwargs)
 
     # what torch does without asking __torch_dispatch__
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TypeError("keys and values of a cache are read only; write to a clone() of them.")
+
     def data_ptr(self) -> int:
         return self.written_out().data_ptr()
 
