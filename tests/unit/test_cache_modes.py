@@ -1,7 +1,9 @@
-"""Caches in torch's modes: inference mode, before and after it."""
+"""Caches in torch's modes: inference mode, before and after it, transforms that refuse an append; and their copies."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from functools import partial
 
@@ -12,6 +14,7 @@ from torch import Tensor
 import regard as rg
 import regard.runtime.plan_cache as plan_cache
 from needed import needs_kernels
+from regard.core.deferred import unwritten
 from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.nn import FixedCache, GrowingCache, KVCache, PagedCache, RollingCache
@@ -28,6 +31,11 @@ CACHES: dict[str, Callable[[], KVCache]] = {
     "rolling int8": partial(RollingCache, 3, INT8),
     "paged": PAGED,
     "paged int8": partial(PAGED, INT8),
+}
+COPIES: dict[str, Callable[[KVCache], KVCache]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda cache: pickle.loads(pickle.dumps(cache)),
 }
 MODES = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
 
@@ -95,3 +103,25 @@ def test_unequal_numbers_of_tokens_in_every_mode(dtype: torch.dtype | None, firs
             one = rg.attention(q[b][None], keys[b : b + 1, :, :n], values[b : b + 1, :, :n], mask=rg.Causal())
             torch.testing.assert_close(out[b], one[0])
         gathered.clear()
+
+
+@pytest.mark.parametrize("copied", COPIES)
+@pytest.mark.parametrize("name", CACHES)
+def test_a_copy_is_written_in_every_mode_and_alone(name: str, copied: str) -> None:
+    for mode in (*MODES.values(), torch.enable_grad):
+        cache = CACHES[name]()
+        cache.append(*tokens(3))
+        with mode():
+            twin = COPIES[copied](cache)
+        for n in (600, 1, 4):  # of the first, torch makes the copies
+            first, other = tokens(n), tokens(n)
+            seen = cache.append(*first)
+            held = [unwritten(t) + 0 for t in seen]
+            twin.append(*other)
+            assert all(torch.equal(unwritten(t) + 0, was) for t, was in zip(seen, held, strict=True))
+            twin.crop(3)
+            assert all(map(torch.equal, twin.append(*first), held))
+            twin.crop(3)
+            cache.crop(3)
+            twin.reorder(torch.tensor([2, 0, 1]))
+            cache.reorder(torch.tensor([2, 0, 1]))

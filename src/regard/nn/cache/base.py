@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from typing import NoReturn
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
@@ -118,8 +120,18 @@ class KVCache(ABC):
             )
         raise AttributeError(error)
 
+    def __copy__(self) -> Self:
+        """A cache of its own, as of copy.deepcopy: two that share their memory would overwrite each other's tokens."""
+        return copy.deepcopy(self)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(length={self.length})"
+
+
+def writable(buffers: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The same numbers where every mode can write them: a copy made in inference mode can be written in no other."""
+    with torch.inference_mode(False):
+        return tuple([buffer.clone() if buffer.is_inference() else buffer for buffer in buffers])
 
 
 def check_tokens(k: Tensor, v: Tensor) -> None:

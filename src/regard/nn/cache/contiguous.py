@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ import regard.core.arrays as arrays
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions, tail
 from regard.core.shapes import count_of, listed
-from regard.nn.cache.base import KVCache, check_tokens
+from regard.nn.cache.base import KVCache, check_tokens, writable
 from regard.nn.cache.forms import Form
 
 
@@ -141,6 +142,11 @@ class ContiguousCache(KVCache):
         n = n if torch.compiler.is_compiling() else arrays.size(n, "next_positions: n")
         device = None if self._buffers is None else self._buffers[0].device
         return torch.arange(self._length, self._length + n, device=device, dtype=torch.int64)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self._buffers is not None:
+            self._buffers = writable(self._buffers)
 
 
 def _empty(like: Tensor, lead: tuple[int, ...], capacity: int) -> Tensor:

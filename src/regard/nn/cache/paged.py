@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -19,7 +21,7 @@ from regard.core.tracing import outside_of_graphs
 from regard.core.wrong_calls import answers_wrong_calls
 from regard.masks.algebra import Everything, Mask
 from regard.masks.ragged import Lengths, lengths_of_keys
-from regard.nn.cache.base import KVCache, check_tokens
+from regard.nn.cache.base import KVCache, check_tokens, writable
 from regard.nn.cache.block_tables import BlockTables
 from regard.nn.cache.forms import form_of
 from regard.nn.elsewhere import SIZES
@@ -194,6 +196,10 @@ class PagedCache(KVCache):
 
     def reset(self) -> None:
         self.crop(0)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._pools = writable(self._pools)
 
     def _forget(self) -> None:
         """Has torch refuse gradients through pages that were read, and may now be overwritten."""
