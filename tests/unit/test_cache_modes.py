@@ -125,3 +125,34 @@ def test_a_copy_is_written_in_every_mode_and_alone(name: str, copied: str) -> No
             cache.crop(3)
             twin.reorder(torch.tensor([2, 0, 1]))
             cache.reorder(torch.tensor([2, 0, 1]))
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_an_append_that_torch_refuses_adds_nothing(name: str) -> None:
+    cache, several = CACHES[name](), [t[None].expand(4, *t.shape) for t in tokens(5)]
+    held = tokens(0)
+    for n in (1, 2):
+        with pytest.raises(RuntimeError, match="vmap"):
+            torch.vmap(cache.append)(*several)
+        if isinstance(cache, PagedCache):
+            used = BATCH * -(-cache.length // cache.page_size)
+            assert cache.free_pages == PAGES - used
+        added = tokens(n)
+        cache.append(*added)
+        held = tuple(torch.cat(pair, -2) for pair in zip(held, added, strict=True))
+    with pytest.raises(RuntimeError, match="vmap"):
+        torch.vmap(cache.append)(*several)
+    chosen = torch.tensor([2, 2, 0])
+    cache.reorder(chosen)
+    added = tokens(2)
+    expected = [torch.cat([t[chosen], new], -2) for t, new in zip(held, added, strict=True)]
+    for found, t in zip(cache.append(*added), expected, strict=True):
+        torch.testing.assert_close(found + 0, t, rtol=0, atol=t.abs().max().item() / 127)
+
+
+def test_a_first_append_that_torch_refuses_says_nothing_of_the_axes() -> None:
+    cache = GrowingCache()
+    with pytest.raises(RuntimeError, match="vmap"):
+        torch.vmap(cache.append)(*[t[None].expand(4, *t.shape) for t in tokens(5)])
+    k = torch.randn(4, 3, dtype=torch.float64)
+    assert cache.lengths.shape == () and torch.equal(cache.append(k, k)[0], k)

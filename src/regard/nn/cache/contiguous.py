@@ -63,21 +63,22 @@ class ContiguousCache(KVCache):
         if self._buffers is not None:
             self._form.check(self._buffers, self._buffers[0].shape[:-2], k, v)
         new = self._form.kept(k, v)
-        if self._buffers is None or self._rows + n > self._buffers[0].shape[-2]:
-            self._move(new)
-        assert self._buffers is not None
-        for buffer, t in zip(self._buffers, new, strict=True):
-            buffer.narrow(-2, self._rows, n).copy_(t)
-        return self._buffers
+        buffers, rows = self._buffers, self._rows
+        if buffers is None or rows + n > buffers[0].shape[-2]:
+            buffers, rows = self._moved(new)
+        for buffer, t in zip(buffers, new, strict=True):
+            buffer.narrow(-2, rows, n).copy_(t)
+        self._buffers, self._rows = buffers, rows
+        return buffers
 
-    def _move(self, added: tuple[Tensor, ...]) -> None:
-        """Moves what is still read to new buffers, which have room for what will be added."""
+    def _moved(self, added: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], int]:
+        """New buffers with what is still read, how many rows, and room for what will be added."""
         kept = self._length - self._first_read(self._shortest())
         capacity = self._capacity_for(kept + added[0].shape[-2])
         made = tuple(_empty(t, t.shape[:-2], capacity) for t in added)
         for old, new in zip(self._buffers or (), made, strict=False):
             new.narrow(-2, 0, kept).copy_(old.narrow(-2, self._rows - kept, kept))
-        self._buffers, self._rows = made, kept
+        return made, kept
 
     def reorder(self, indices: Tensor) -> None:
         indices = arrays.indices(indices, "indices")

@@ -127,11 +127,16 @@ class PagedCache(KVCache):
             self._form.check(pools, (len(tables.lengths), self.key_pages.shape[1]), k, v)
             new = [k.shape[-2]] * len(tables.lengths)
         kept = self._form.kept(k, v)
-        for shared, own in tables.reserve(new):
-            for pages in pools:
-                pages[own] = pages[shared]
-        for n in range(0, len(pools), 2):
-            self._copy(kept[n], pools[n], kept[n + 1], pools[n + 1], new, nested)
+        copied = tables.reserve(new)
+        try:
+            for shared, own in copied:
+                for pages in pools:
+                    pages[own] = pages[shared]
+            for n in range(0, len(pools), 2):
+                self._copy(kept[n], pools[n], kept[n + 1], pools[n + 1], new, nested)
+        except BaseException:
+            tables.crop(tables.lengths)  # gives back the pages that were taken
+            raise
         return new
 
     def _copy(self, k: Tensor, keys: Tensor, v: Tensor, values: Tensor, new: list[int], nested: bool) -> None:
