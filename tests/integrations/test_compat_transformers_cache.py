@@ -143,7 +143,10 @@ def test_removed_repeated_chosen_and_used_again(cache: str) -> None:
         assert torch.allclose(model(ids, past_key_values=ours).logits, whole, atol=1e-4)
 
 
-def test_an_encoder_decoder() -> None:
+@pytest.mark.parametrize("way", ["greedy", "beams"])
+@pytest.mark.parametrize("cross", [None, *CACHES])
+def test_an_encoder_decoder(cross: str | None, way: str) -> None:
+    """Cross attention reads the layers of its cache, which beams reorder, without an update."""
     whisper = Tiny(
         "WhisperForConditionalGeneration",
         "WhisperConfig",
@@ -155,11 +158,11 @@ def test_an_encoder_decoder() -> None:
     model = whisper.build(NAME)
     sound = torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(0))
     model.generation_config.suppress_tokens = model.generation_config.begin_suppress_tokens = None
-    tokens = [
-        generated(model, EncoderDecoderCache(cache, DynamicCache(config=model.config)), input_features=sound)
-        for cache in (DynamicCache(config=model.config), GrowingCache(model.config))
-    ]
-    assert tokens[0].equal(tokens[1])
+    theirs = DynamicCache(config=model.config), DynamicCache(config=model.config)
+    ours = GrowingCache(model.config), theirs[1] if cross is None else CACHES[cross](model.config)
+    expected = generated(model, EncoderDecoderCache(*theirs), input_features=sound, **WAYS[way])
+    theirs[1].reset()
+    assert generated(model, EncoderDecoderCache(*ours), input_features=sound, **WAYS[way]).equal(expected)
 
 
 def test_pages_are_read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +224,30 @@ def test_what_a_reader_writes_out_is_not_kept(cache: str) -> None:
     keys, values = layer.update(k, k)
     assert (keys + values).shape[-2] == 15
     assert layer.keys._written is None and layer.values._written is None
+
+
+@pytest.mark.parametrize("kept", [CACHES, INT8], ids=["as given", "int8"])
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_layer_shows_what_it_holds(
+    cache: str, kept: dict[str, Callable[[Any], Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a reorder, a crop and in a copy, for which nothing is written out."""
+    made = kept[cache](MODELS["hybrid"].build(NAME).config)
+    k, v = torch.randn(2, 2, 1, 9, 10).unbind()
+    for n in range(2):  # a layer with a window, and one without
+        made.update(k, v, n)
+    made.reorder_cache(torch.tensor([1, 0, 1]))
+    made.crop(-1)
+    with monkeypatch.context() as patch:
+        for kind in (Paged, Int8Rows):
+            patch.setattr(kind, "written_out", None)
+        twin = copy.deepcopy(made)
+    held = k[[1, 0, 1], :, :8], v[[1, 0, 1], :, :8]
+    for layer in (*made.layers[:2], *twin.layers[:2]):
+        for found, t in zip((layer.keys, layer.values), held, strict=True):
+            torch.testing.assert_close(found + 0, t, rtol=0, atol=float(t.abs().max()) / 127)
+    made.reset()
+    assert all(layer.keys is None and layer.values is None for layer in made.layers)
 
 
 def test_a_cache_of_another_dtype_is_refused() -> None:

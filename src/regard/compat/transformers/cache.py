@@ -39,11 +39,14 @@ class Layer(CacheLayerMixin):
         super().__init__()
         self.make, self.most, self.window = make, most, window
         self.cache: KVCache | None = None
+        self.none: tuple[Tensor, Tensor] | None = None  # keys and values (1, heads, 0, d) of no token
         self.is_sliding = window is not None
         self.record_past = False
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.cache = self.make(key_states, value_states)
+        k, v = (t.new_empty(1, t.shape[1], 0, t.shape[3]) for t in (key_states, value_states))
+        self.none = k, v
         self.is_initialized = True
         if self.record_past:
             self.activate_past_recording()
@@ -84,12 +87,12 @@ class Layer(CacheLayerMixin):
             )
         if self.cache is not None:
             self.cache.crop(self.cache.length + tokens_to_remove)
-            self._forget()
+            self._read_again()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.cache is not None:
             self.cache.reorder(beam_idx)
-            self._forget()
+            self._read_again()
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.cache is not None:
@@ -102,11 +105,23 @@ class Layer(CacheLayerMixin):
     def reset(self) -> None:
         if self.cache is not None:
             self.cache.reset()
-            self._forget()
+            self.keys = self.values = None
 
-    def _forget(self) -> None:
-        """What was returned last is no longer what the cache holds."""
+    def _read_again(self) -> None:
+        """Lets `keys` and `values`, which cross attention reads, be what the cache holds by now."""
         self.keys = self.values = None
+        if self.cache is not None and self.none is not None and self.cache.length:
+            batch = len(self.cache.lengths)
+            k, v = (t.expand(batch, -1, -1, -1) for t in self.none)
+            self.keys, self.values = self.cache.append(k, v)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy reads its own cache: what this layer returned last would be written out for it."""
+        return {**vars(self), "keys": None, "values": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._read_again()
 
     def __repr__(self) -> str:
         return "Layer()" if self.cache is None else f"Layer({self.cache!r})"
