@@ -127,7 +127,7 @@ class Heads(nn.Module):
         q, k, v = (_batched(t) for t in self.project(x, context, own))
         dropout, scoring = self._dropout(), self.scoring()
         if cache is not None:
-            check_kinds(scoring["score"], mask, positions, dropout)
+            check_kinds(scoring["score"], mask, positions, dropout)  # before the cache takes the tokens
             k, v = cache.append(k, v)
             mask, positions = mask & cache.mask, cache.positions
         cross = context is not None and context is not x
