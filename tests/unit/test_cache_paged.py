@@ -174,6 +174,19 @@ def test_rows_are_written_as_torch_writes_them(dtype: torch.dtype, monkeypatch: 
         assert torch.equal(cache.block_table, theirs.block_table)
 
 
+@pytest.mark.parametrize("dtype", [None, torch.int8])
+def test_no_sequence_is_left(dtype: torch.dtype | None) -> None:
+    """Where all sequences have ended, and the loop that decodes them has not."""
+    cache = PagedCache(2, 2, 12, 4, 5, 7, dtype)
+    cache.append(torch.randn(2, 2, 3, 5), torch.randn(2, 2, 3, 7))
+    cache.reorder(torch.tensor([], dtype=torch.int64))
+    assert cache.free_pages == 12 and len(cache.lengths) == 0
+    for n in (1, 2, 0):
+        kv = cache.append(torch.zeros(0, 2, n, 5), torch.zeros(0, 2, n, 7))
+        q, mask = torch.zeros(0, 4, n, 5), rg.Causal() & cache.mask
+        assert rg.attention(q, *kv, mask=mask, positions=cache.positions).shape == (0, 4, n, 7)
+
+
 def test_wrong_arguments_are_refused() -> None:
     _, k, v = tensors()
     cache = cache_of()

@@ -91,7 +91,7 @@ class PagedCache(KVCache):
                 for width, kept in self._form.shapes(dk, dv, dtype)
             )
         self._tables = BlockTables(batch, pages, page_size)
-        self._appended = [0] * batch  # tokens of the last append, of each sequence
+        self._appended = [0] * batch  # tokens of the last append, of each sequence; one number where there is none
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Adds the next tokens, as every cache does; nested tensors add a different number to each sequence.
@@ -106,7 +106,7 @@ class PagedCache(KVCache):
         n = form.write_pages(tables.spare, tables.lengths, tables.tensor, pools, k, v)
         new = self._write(k, v) if n is None else [n] * len(tables.lengths)
         tables.advance(new)
-        self._appended, seen = new, self.length
+        self._appended, seen = new or [k.shape[-2]], self.length
         # torch.export: a graph reads no pages
         kind = gather_rows if torch.compiler.is_compiling() else Paged
         return form.read([kind(pool, tables.tensor, seen) for pool in pools], k, v)
@@ -180,7 +180,7 @@ class PagedCache(KVCache):
         chosen: list[int] = arrays.existing(indices, len(self._tables.lengths), "indices", "sequences").tolist()
         self._tables.reorder(chosen)
         self._forget()
-        self._appended = [self._appended[b] for b in chosen]
+        self._appended = [self._appended[b] for b in chosen] or self._appended[:1]
 
     def crop(self, length: int | Tensor) -> None:
         """Removes all tokens after the first `length`, a number or one for each sequence, (batch,)."""
