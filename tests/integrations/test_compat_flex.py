@@ -293,6 +293,25 @@ def test_a_learned_function_of_other_arguments() -> None:
         flex_attention(Q, Q, Q, lambda s, b, h, i: s * FACTOR[h])
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda i, j: None, "None"),
+        (lambda i, j: 1.0, "a float"),
+        (lambda i, j: (i, j), "a tuple"),
+        (lambda i, j: torch.stack([i, j]), r"a tensor of shape \(2,\)"),
+    ],
+)
+def test_what_is_no_number_of_a_pair(answer: Callable[[Tensor, Tensor], Any], said: str) -> None:
+    q = torch.randn(1, 2, 9, 8)
+    with pytest.raises(TypeError, match=rf"^<lambda> returned {said}; expected the new score of a pair, a tensor of"):
+        flex_attention(q, q, q, lambda s, b, h, i, j: answer(i, j))
+    count, index = torch.ones(1, 1, 1, dtype=torch.int32), torch.zeros(1, 1, 1, 1, dtype=torch.int32)
+    mask = theirs.BlockMask.from_kv_blocks(count, index, mask_mod=lambda b, h, i, j: answer(i, j), seq_lengths=(9, 9))
+    with pytest.raises(TypeError, match=rf"^<lambda> returned {said}; expected whether a pair is visible, a tensor of"):
+        flex_attention(q, q, q, block_mask=mask)
+
+
 def test_compiled_calls_stay_with_torch() -> None:
     compiled = torch.compile(lambda q: theirs.flex_attention(q, q, q), backend="eager")
     with rg.patch(report=None) as patch:

@@ -76,6 +76,13 @@ def test_scores(fn: Callable[[Tensor], Tensor], backend: Backend | None) -> None
         attend(backend, score=rg.ScaledDot() >> Changes(fn))
 
 
+@pytest.mark.parametrize("backend", [None, *BACKENDS[1:]], ids=repr)
+@pytest.mark.parametrize(("answer", "said"), [(None, "None"), (1.0, "a float"), ((1, 2), "a tuple")])
+def test_what_is_no_tensor_of_scores(answer: Any, said: str, backend: Backend | None) -> None:
+    with pytest.raises(TypeError, match=rf"^Changes\.modify returned {said}; expected a tensor with the score of each"):
+        attend(backend, score=rg.ScaledDot() >> Changes(lambda s: answer))
+
+
 @pytest.mark.parametrize(
     "score",
     [

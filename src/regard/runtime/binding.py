@@ -26,7 +26,7 @@ from regard.core.value import calls_functions_of_others
 from regard.masks.algebra import Mask
 from regard.runtime.autograd import attend, attend_with_stats
 from regard.runtime.dispatch import Explanation, choose, explanation, readable
-from regard.scores.algebra import Modifier, Score, Similarity, number
+from regard.scores.algebra import Modifier, Score, Similarity, modified, number
 from regard.scores.elementwise import Elementwise
 from regard.scores.similarity import Custom
 
@@ -144,7 +144,7 @@ def _refuse_hidden_parameters(problem: Problem) -> None:
             if isinstance(part, Similarity):
                 s = part.compare(q, k, at)
             elif isinstance(part, Modifier):
-                s = part.modify(s, at)
+                s = modified(s, part, at)
             if s.requires_grad:
                 raise ValueError(_way_to_show(stage))
 

@@ -261,9 +261,18 @@ def evaluate(score: Pipeline, q: Tensor, k: Tensor, at: Region, first: Tensor | 
     s = similarity.compare(q, k, at) if first is None else first
     for stage in modifiers:
         assert isinstance(stage, Modifier)
-        s = stage.modify(s, at)
+        s = modified(s, stage, at)
     _check_scores(score, s, (*q.shape[:-1], k.shape[-2]))
     return s if s.dtype == q.dtype else s.to(torch.promote_types(q.dtype, torch.float32))
+
+
+def modified(s: Tensor, stage: Modifier, at: Region) -> Tensor:
+    """What a modifier makes of scores; TypeError where that is no tensor."""
+    found: Any = stage.modify(s, at)
+    if not isinstance(found, Tensor):
+        name = type(stage).__name__
+        raise TypeError(f"{name}.modify returned {kind_of(found)}; expected a tensor with the score of each pair.")
+    return found
 
 
 def _check_scores(score: Pipeline, s: Tensor, full: tuple[int, ...]) -> None:

@@ -12,6 +12,8 @@ from torch import Tensor
 from regard.core.dispatch_mode import DispatchMode
 from regard.core.pair_indexing import PairIndexing
 from regard.core.region import Region
+from regard.core.shapes import listed
+from regard.core.wrong_calls import kind_of
 
 ATEN = torch.ops.aten
 Op = Any  # torch._ops.OpOverload
@@ -198,13 +200,27 @@ def _value_of(x: Any, given: dict[str, Tensor], known: dict[Node, Any]) -> Any:
 
 
 def each_pair(fn: Callable[..., Tensor], at: Region, *scores: Tensor) -> Tensor:
-    """fn of single pairs (with their scores), by vmap over (batch, heads, queries, keys), as torch evaluates it."""
+    """fn of single pairs (with their scores), by vmap over (batch, heads, queries, keys), as torch evaluates it.
+
+    Raises TypeError where it returns no number.
+    """
+
+    def number(*pair: Tensor) -> Tensor:
+        found: Any = fn(*pair)
+        if not isinstance(found, Tensor) or found.dim():
+            what = f"a tensor of shape {listed(found.shape)}" if isinstance(found, Tensor) else kind_of(found)
+            expected = "the new score of a pair" if scores else "whether a pair is visible"
+            name = getattr(fn, "__name__", "score_mod" if scores else "mask_mod")
+            raise TypeError(f"{name} returned {what}; expected {expected}, a tensor of one number.")
+        return found
+
+    run: Callable[..., Tensor] = number
     index = tuple(t.reshape(-1) for t in (at.b, at.h, at.row, at.col))
     for axis in (3, 2, 1, 0):
         dims = tuple(0 if axis == other else None for other in range(4))
-        fn = torch.vmap(fn, in_dims=(0,) * len(scores) + dims)
+        run = torch.vmap(run, in_dims=(0,) * len(scores) + dims)
     with PairIndexing():
-        return fn(*scores, *index)
+        return run(*scores, *index)
 
 
 def _mapped(args: Any, fn: Callable[[Any], Any]) -> Any:

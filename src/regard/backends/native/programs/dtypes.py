@@ -54,7 +54,11 @@ def _check_given(name: str, y: Any, dtype: torch.dtype) -> None:
     if isinstance(y, Numbered):
         changes = dtype in HALF and y.dtype not in (dtype, torch.bool)
     elif dtype in HALF:
-        changes = isinstance(y, (int, float)) and y == y and float(torch.tensor(y, dtype=torch.float64).to(dtype)) != y
+        changes = (
+            isinstance(y, (int, float))
+            and y == y
+            and float(torch.tensor(y, dtype=torch.float64, device="cpu").to(dtype)) != y
+        )
     else:
         least, most = NARROW.get(dtype, (-MOST_INT, MOST_INT))
         changes = dtype in NARROW and isinstance(y, (int, float)) and not least <= y <= most
