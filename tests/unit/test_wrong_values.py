@@ -169,6 +169,7 @@ layer.weights()  # weights needs x; it has x, context, mask, positions, rows.
 layer(x, attention_mask=None)  # MultiHeadAttention.forward has no argument 'attention_mask'; write mask=Dense(attention_mask.bool()[:, None, None, :]) where 1 = may attend.
 layer(x, use_cache=True)  # MultiHeadAttention.forward has no argument 'use_cache'; did you mean cache?
 layer(x, output_attentions=True)  # MultiHeadAttention.forward has no argument 'output_attentions'; layer.weights(x, ...) gives them.
+rg.nn.MultiHeadAttention(16, heads=2, qk_norm=torch.nn.LayerNorm(8))  # qk_norm is a LayerNorm; expected a class, or a function that makes it of a width.
 rg.nn.PagedCache()  # PagedCache needs batch and heads and pages and page_size and dk and dv; it has batch, heads, pages, page_size, dk, dv, dtype, device.
 rg.nn.PagedCache(batch=1, heads=2, pages=0, page_size=4, dk=8, dv=8)  # PagedCache.pages is 0; expected 1 or more.
 rg.nn.PagedCache(batch=-1, heads=2, pages=3, page_size=4, dk=8, dv=8)  # PagedCache.batch is -1; expected 0 or more.
@@ -179,6 +180,8 @@ rg.nn.RollingCache(window=2**70)  # RollingCache.window is 118059162071741130342
 rg.nn.FixedCache(2, 2, -1, 8, 8)  # FixedCache.capacity is -1; expected 0 or more.
 rg.nn.FixedCache(2, 2, 2**70, 8, 8)  # FixedCache.capacity is 1180591620717411303424; expected less than 2^62.
 rg.nn.FixedCache("2", 2, 8, 8, 8)  # FixedCache.batch is '2'; expected an integer.
+rg.nn.FixedCache(2, 2, 8, 8, 8, torch.bool)  # FixedCache(dtype=torch.bool): expected the dtype of keys and values, one of torch.float16, torch.bfloat16, torch.float32, torch.float64, or torch.int8, which rounds them.
+rg.nn.PagedCache(2, 2, 8, 4, 8, 8, torch.int32)  # PagedCache(dtype=torch.int32): expected the dtype of keys and values, one of torch.float16,
 rg.nn.GrowingCache().next_positions(-1)  # next_positions: n is -1; expected 0 or more.
 rg.nn.GrowingCache().next_positions(1.5)  # next_positions: n is 1.5; expected an integer.
 rg.nn.PagedCache(1, 2, 3, 4, 8, 8).next_positions(-1)  # next_positions: n is -1; expected 0 or more.

@@ -87,6 +87,8 @@ class Heads(nn.Module):
         super().__init__()
         self.d_model, self.d_context, self.heads, self.key_heads = d_model, d_context, heads, key_heads
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = q_proj, k_proj, v_proj, out_proj
+        if isinstance(qk_norm, nn.Module):
+            raise TypeError(f"qk_norm is {kind_of(qk_norm)}; expected a class, or a function that makes it of a width.")
         norms = (None if qk_norm is None else qk_norm(width).to(**place) for width in (q_width, k_width))
         self.q_norm, self.k_norm = norms
         self.score: Score | nn.Module = owned(ScaledDot() if score is None else score)

@@ -35,7 +35,7 @@ class FixedCache(ContiguousCache):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(form_of(dtype))
+        super().__init__(form_of(dtype, type(self).__name__))
         given = {"batch": batch, "heads": heads, "capacity": capacity, "dk": dk, "dv": dv}
         batch, heads, capacity, dk, dv = (size(n, f"FixedCache.{name}") for name, n in given.items())
         with torch.inference_mode(False):  # as in ContiguousCache

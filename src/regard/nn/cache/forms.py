@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.direct import write_page_rows, write_rounded_page_rows, write_rounded_rows, write_rows
+from regard.core.dtypes import FLOATING
 from regard.core.int8_rows import Int8Rows, products, rounded
 from regard.nn.cache.base import check_like, check_rows
 
@@ -112,8 +113,13 @@ class Int8(Form):
         return (dk, torch.int8), (dv, torch.int8), (1, torch.float32), (1, torch.float32)
 
 
-def form_of(dtype: torch.dtype | None) -> Form:
-    """The form of a cache that is made with a dtype."""
+def form_of(dtype: torch.dtype | None, name: str) -> Form:
+    """The form of a cache that is made with a dtype, None for torch's default one; ValueError for others."""
+    if dtype not in (None, torch.int8, *FLOATING):
+        raise ValueError(
+            f"{name}(dtype={dtype}): expected the dtype of keys and values, one of {', '.join(map(str, FLOATING))}, or "
+            "torch.int8, which rounds them."
+        )
     return Int8() if dtype == torch.int8 else AsGiven()
 
 
@@ -124,4 +130,4 @@ def form_of_any(dtype: torch.dtype | None, name: str) -> Form:
             f"{name}(dtype={dtype}): expected None, which keeps tokens in their own dtype, or torch.int8, which rounds "
             "them; convert tokens with .to(...) before they are appended."
         )
-    return form_of(dtype)
+    return form_of(dtype, name)

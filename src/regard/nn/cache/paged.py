@@ -82,7 +82,7 @@ class PagedCache(KVCache):
         batch, heads, dk, dv = (arrays.size(n, f"PagedCache.{name}") for name, n in given.items())
         pages = arrays.size(pages, "PagedCache.pages", 1)
         page_size = arrays.size(page_size, "PagedCache.page_size", 1)
-        self._form = form_of(dtype)
+        self._form = form_of(dtype, type(self).__name__)
         with torch.inference_mode(False):  # a pool made in inference mode could be written in no other mode
             # zeros: what is gathered from behind a sequence's end is hidden, but finite
             # A head's pages follow one another in memory, as they are read.
