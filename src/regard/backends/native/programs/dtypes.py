@@ -9,9 +9,9 @@ from torch import Tensor
 
 from regard.backends.native.programs.code import MOST_INT, NotLowered
 from regard.backends.native.programs.graph import Node, flat, name_of
+from regard.core.dtypes import HALF
 
 Numbered = Node | Tensor
-HALF = (torch.bfloat16, torch.float16)
 NARROW = {  # their numbers, of those that programs hold
     **{torch.uint8: (0, 255), torch.int8: (-128, 127), torch.int16: (-(2**15), 2**15 - 1)},
     **{torch.uint16: (0, 2**16 - 1), torch.uint32: (0, MOST_INT), torch.uint64: (0, MOST_INT)},
@@ -28,7 +28,7 @@ _OF_LARGE = {*_ADDED, "remainder", "floor", "ceil", "floor_divide", "sin", "cos"
 
 def check_dtypes(x: Node) -> None:
     """Raises NotLowered for an operation on pairs whose result depends on how torch rounds it, or what it is given."""
-    name, given = name_of(x), [y for y in flat(x.arguments) if isinstance(y, (Node, Tensor))]
+    name, given = name_of(x), [y for y in flat(x.arguments) if isinstance(y, Numbered)]
     if name == "index":
         return
     if x.dtype in HALF and name not in MOVED:
@@ -45,7 +45,7 @@ def check_dtypes(x: Node) -> None:
 
 def _common(args: tuple[Any, ...]) -> torch.dtype:
     """The dtype in which torch compares two sides."""
-    a, b = [torch.empty(y.shape, dtype=y.dtype, device="meta") if isinstance(y, (Node, Tensor)) else y for y in args]
+    a, b = [torch.empty(y.shape, dtype=y.dtype, device="meta") if isinstance(y, Numbered) else y for y in args]
     return torch.result_type(a, b)
 
 
