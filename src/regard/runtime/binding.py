@@ -26,8 +26,9 @@ from regard.core.value import calls_functions_of_others
 from regard.masks.algebra import Mask
 from regard.runtime.autograd import attend, attend_with_stats
 from regard.runtime.dispatch import Explanation, choose, explanation, readable
-from regard.scores.algebra import Modifier, Score, Similarity, modified, number
+from regard.scores.algebra import Modifier, Score, Similarity, modified
 from regard.scores.elementwise import Elementwise
+from regard.scores.fields import number
 from regard.scores.similarity import Custom
 
 

@@ -15,7 +15,9 @@ from regard.core.shapes import count_of, listed
 from regard.core.tracing import finite
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
-from regard.scores.algebra import Pull, Score, Similarity, by_row, drawn, parameter
+from regard.scores.algebra import Pull, Score, Similarity
+from regard.scores.fields import drawn, parameter
+from regard.scores.finite import by_row
 
 
 @answers_wrong_calls(

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 import regard.core.html as html
-from regard.core.arrays import plain_tensor
 from regard.core.errors import ShapeError
 from regard.core.region import Frame, Region
 from regard.core.shapes import broadcasts, listed
-from regard.core.tracing import data_unavailable, finite
 from regard.core.value import Value, described
 from regard.core.wrong_calls import kind_of
 from regard.scores.ways import way_to_score
@@ -207,35 +205,6 @@ class Pipeline(Score):
         return " >> ".join(map(repr, self.parts))
 
 
-def parameter(x: Any, name: str) -> Tensor:
-    """A tensor field of a score: floating point, or TypeError."""
-    t = plain_tensor(x, name)
-    if not t.dtype.is_floating_point:
-        raise TypeError(f"{name} has dtype {t.dtype}; expected floating point.")
-    return t
-
-
-def number(x: Any, name: str) -> float | Tensor:
-    """A scalar field of a score: a number, or a tensor () or (heads,), which may be learned."""
-    if isinstance(x, str):
-        raise TypeError(f"{name} is {kind_of(x)}; expected a number, or a tensor of one number a head.")
-    return float(x) if isinstance(x, (int, float)) else parameter(x, name)
-
-
-def by_head(x: float | Tensor, s: Tensor) -> float | Tensor:
-    """A scalar field, shaped and typed to multiply s (*batch, h, n, d)."""
-    if not isinstance(x, Tensor):
-        return x
-    return (x[..., None, None] if x.dim() else x).to(s.dtype)
-
-
-def shape_error_by_head(x: float | Tensor, name: str, heads: int) -> str | None:
-    """Why a scalar field does not fit that many heads, as a sentence."""
-    if not isinstance(x, Tensor) or tuple(x.shape) in ((), (1,), (heads,)):
-        return None
-    return f"{name} has shape {tuple(x.shape)}; expected () or one number a head, ({heads},)."
-
-
 def as_pipeline(score: Score) -> Pipeline:
     """The score as a pipeline that begins with its one similarity, or TypeError."""
     stages = score.stages
@@ -287,44 +256,3 @@ def _check_scores(score: Pipeline, s: Tensor, full: tuple[int, ...]) -> None:
             "heads, queries, keys). Each stage returns a score for each pair that it is given; at.heads(t), "
             "at.queries(t), at.keys(t) and at.pairs(t) give a tensor the axes of pairs."
         )
-
-
-def by_row(x: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
-    """fn(x), where each row of the answer comes from that row of x alone; a row that is not finite passes no gradient.
-
-    0 · NaN is NaN: the zero gradient of a padded token would leak, multiplied by what stands there.
-    """
-    if finite(x):
-        return fn(x)
-    fine = x.isfinite().all(-1, keepdim=True)
-    return torch.where(fine, fn(x.masked_fill(~fine, 0)), fn(x.detach()).detach())
-
-
-def finite_in(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in a dtype, whose largest number stands for what is finite and larger."""
-    y = x.to(dtype)
-    holds = not x.is_floating_point() or torch.finfo(x.dtype).max <= torch.finfo(dtype).max
-    return y if holds else _saturated(y, x)
-
-
-def plus(s: Tensor, x: Tensor) -> Tensor:
-    """The sum of two scores, finite where both are: two biases of finfo.min hide no key, as -inf would."""
-    return _saturated(s + x, s, x)
-
-
-def _saturated(y: Tensor, *terms: Tensor) -> Tensor:
-    """y, with the largest number of its dtype where it is infinite although the terms that it is made of are not."""
-    if finite(y):
-        return y
-    lost, limit = y.detach().isinf(), torch.finfo(y.dtype).max
-    for t in terms:
-        lost = lost & t.detach().isfinite()
-    if not data_unavailable(y) and not bool(lost.any()):
-        return y
-    zero = sum((t - t.detach()).to(y.dtype) for t in terms)  # through which gradients pass
-    return torch.where(lost, y.detach().clamp(-limit, limit) + zero, y)
-
-
-def drawn(frame: Frame, *shape: int) -> Tensor:
-    """Normal float64 numbers, for examples."""
-    return torch.randn(shape, dtype=torch.float64, device=frame.device)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from regard.core.region import Frame, Region
 from regard.core.wrong_calls import answers_wrong_calls
-from regard.scores.algebra import Modifier, Score, number, shape_error_by_head
+from regard.scores.algebra import Modifier, Score
+from regard.scores.fields import number, shape_error_by_head
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from regard.core.shapes import blocks, broadcast_shape, broadcasts, listed
 from regard.core.tracing import data_unavailable, finite, symbolic
 from regard.core.vjp import vjp
 from regard.core.wrong_calls import answers_wrong_calls, check_parameters, kind_of
-from regard.scores.algebra import Pull, Score, Similarity, drawn, parameter
+from regard.scores.algebra import Pull, Score, Similarity
+from regard.scores.fields import drawn, parameter
 
 # At least so many features are evaluated at once, and more where a tile has few pairs: up to so many numbers.
 _FEATURES, _BUDGET = 16, 1 << 20

@@ -17,8 +17,10 @@ from regard.core.shapes import broadcasts, listed
 from regard.core.tracing import data_unavailable
 from regard.core.value import is_regards_own
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
-from regard.scores.algebra import Modifier, Score, finite_in, number, parameter, plus, shape_error_by_head
+from regard.scores.algebra import Modifier, Score
 from regard.scores.buckets import Buckets, ClippedBuckets, T5Buckets, missing_rows
+from regard.scores.fields import number, parameter, shape_error_by_head
+from regard.scores.finite import finite_in, plus
 
 
 @answers_wrong_calls(

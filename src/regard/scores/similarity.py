@@ -18,7 +18,9 @@ from regard.core.region import Frame, Region
 from regard.core.shapes import broadcast_shape, listed, repeat_heads
 from regard.core.tracing import data_unavailable
 from regard.core.wrong_calls import answers_wrong_calls, check_parameters, kind_of
-from regard.scores.algebra import Score, Similarity, by_head, by_row, drawn, number, parameter, shape_error_by_head
+from regard.scores.algebra import Score, Similarity
+from regard.scores.fields import by_head, drawn, number, parameter, shape_error_by_head
+from regard.scores.finite import by_row
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from torch import Tensor
 from regard.core.region import Frame, Region
 from regard.core.tracing import finite
 from regard.core.wrong_calls import answers_wrong_calls
-from regard.scores.algebra import Modifier, Score, number, shape_error_by_head
+from regard.scores.algebra import Modifier, Score
+from regard.scores.fields import number, shape_error_by_head
 
 
 @answers_wrong_calls(dict.fromkeys(("temperature", "tau", "T"), "write Temperature(t)"))

@@ -22,8 +22,9 @@ from regard.core.int8_rows import Int8Rows
 from regard.core.tracing import data_unavailable, watched
 from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
 from regard.scores.additive import Additive
-from regard.scores.algebra import by_head, by_row
 from regard.scores.elementwise import Elementwise
+from regard.scores.fields import by_head
+from regard.scores.finite import by_row
 from regard.scores.similarity import Bilinear, Cosine, Distance, Dot, ScaledDot
 
 ACTIVATIONS: dict[type, int] = {  # by type, not isinstance: a subclass may mean something else

@@ -14,7 +14,8 @@ from regard.core.region import Region
 from regard.core.shapes import repeat_heads, sum_groups
 from regard.core.state import RowStats, weigh
 from regard.core.vjp import vjp
-from regard.scores.algebra import Pull, finite_in
+from regard.scores.algebra import Pull
+from regard.scores.finite import finite_in
 
 Cotangents = tuple[Tensor, "Tensor | None"]  # of out, and of the log-sum-exp where somebody uses it
 

@@ -14,7 +14,7 @@ from regard.backends.native.operands import BATCH, HEAD, KEY, QUERY, KernelOpera
 from regard.call.problem import Problem
 from regard.core.dtypes import HALF
 from regard.core.shapes import broadcast_shape
-from regard.scores.algebra import finite_in, plus
+from regard.scores.finite import finite_in, plus
 from regard.scores.modifiers import Bias
 
 

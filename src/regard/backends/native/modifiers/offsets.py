@@ -25,8 +25,8 @@ from regard.core.errors import ShapeError
 from regard.core.region import Frame
 from regard.core.tracing import data_unavailable
 from regard.core.value import is_regards_own
-from regard.scores.algebra import finite_in
 from regard.scores.buckets import Buckets, DifferenceBuckets, missing_rows
+from regard.scores.finite import finite_in
 from regard.scores.modifiers import RelativeBias
 
 ROOM = 64  # floats behind a table of offsets: the kernels load whole blocks

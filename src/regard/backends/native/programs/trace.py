@@ -78,7 +78,7 @@ def _visible(mask: Mask, region: TracedRegion, recorder: Recorder) -> Tensor:
 
 
 def _plus(s: Tensor, x: Tensor) -> Tensor:
-    """regard.scores.algebra.plus, which looks at numbers, of every pair."""
+    """regard.scores.finite.plus, which looks at numbers, of every pair."""
     y, most = s + x, torch.finfo(s.dtype).max
     lost = (y.abs() > most) & (s.abs() <= most) & (x.abs() <= most)
     return torch.where(lost, y.clamp(-most, most), y)
