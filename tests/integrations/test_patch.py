@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import regard as rg
 from regard.compat.torch.holders import Holders
-from regard.compat.torch.patch import HOMES, TORCHS
+from regard.compat.torch.routes import HOMES, TORCHS
 from regard.inspect.results import FactResults
 
 SDPA, MHA, FLEX = TORCHS

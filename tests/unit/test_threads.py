@@ -17,7 +17,7 @@ from torch import Tensor
 
 import regard as rg
 from regard.call.hooks import AttentionCall, notify, observing
-from regard.compat.torch import patch as patching
+from regard.compat.torch import routes
 from regard.core import tracing
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "regard"
@@ -160,6 +160,6 @@ def test_a_patch_that_another_thread_restores_in_the_middle_of_a_call(monkeypatc
             found.restore()
             return False
 
-    monkeypatch.setattr(patching, "_THREAD", Elsewhere())
+    monkeypatch.setattr(routes, "_THREAD", Elsewhere())
     torch.testing.assert_close(attention(q, q, q), rg.attention(q, q, q))
     assert found.calls.total() == 1
