@@ -20,7 +20,6 @@ from regard.core.value import Value
 from regard.core.wrong_calls import kind_of
 from regard.masks.algebra import Everything, Mask
 from regard.nn.cache.base import KVCache
-from regard.nn.cache.paged import PagedCache
 from regard.nn.elsewhere import answers_weights_calls
 from regard.nn.rotary import Rotary
 from regard.nn.scores import owned
@@ -138,7 +137,7 @@ class Heads(nn.Module):
             out = attention(q, k, v, mask=mask, positions=positions, dropout=dropout, backend=self.backend, **scoring)
         except BaseException:
             if cache is not None:  # the caller will pass these tokens again
-                cache.crop(_length_before(cache, x.shape[-2]))
+                cache.remove_last(x.shape[-2])
             raise
         return out if x.dim() > 2 else out[0]
 
@@ -286,11 +285,6 @@ def _logits(sink: Tensor | float, heads: int, place: dict[str, Any]) -> Tensor:
     if tuple(logits.shape) not in ((), (1,), (heads,)):
         raise ShapeError(f"sink has shape {listed(logits.shape)}; expected a number, or one logit a head, ({heads},).")
     return logits.expand(heads).clone()
-
-
-def _length_before(cache: KVCache, n: int) -> Any:
-    """What `crop` takes to remove the last n tokens of each sequence."""
-    return cache.lengths - n if isinstance(cache, PagedCache) else cache.length - n
 
 
 def _batched(t: Tensor) -> Tensor:

@@ -39,14 +39,11 @@ class Layer(CacheLayerMixin):
         super().__init__()
         self.make, self.most, self.window = make, most, window
         self.cache: KVCache | None = None
-        self.none: tuple[Tensor, Tensor] | None = None  # keys and values (1, heads, 0, d) of no token
         self.is_sliding = window is not None
         self.record_past = False
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.cache = self.make(key_states, value_states)
-        k, v = (t.new_empty(1, t.shape[1], 0, t.shape[3]) for t in (key_states, value_states))
-        self.none = k, v
         self.is_initialized = True
         if self.record_past:
             self.activate_past_recording()
@@ -86,7 +83,7 @@ class Layer(CacheLayerMixin):
                 f"crop({tokens_to_remove}): expected 0 or a negative number, -n to remove the last n tokens."
             )
         if self.cache is not None:
-            self.cache.crop(self.cache.length + tokens_to_remove)
+            self.cache.remove_last(-tokens_to_remove)
             self._read_again()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -110,10 +107,8 @@ class Layer(CacheLayerMixin):
     def _read_again(self) -> None:
         """Lets `keys` and `values`, which cross attention reads, be what the cache holds by now."""
         self.keys = self.values = None
-        if self.cache is not None and self.none is not None and self.cache.length:
-            batch = len(self.cache.lengths)
-            k, v = (t.expand(batch, -1, -1, -1) for t in self.none)
-            self.keys, self.values = self.cache.append(k, v)
+        if self.cache is not None and self.cache.length:
+            self.keys, self.values = self.cache.read()
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy reads its own cache: what this layer returned last would be written out for it."""

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from regard.core.arrays import size
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.core.wrong_calls import kind_of
 from regard.masks.algebra import Everything, Mask
 
@@ -64,6 +65,13 @@ class KVCache(ABC):
         """
 
     @abstractmethod
+    def read(self) -> tuple[Tensor, Tensor]:
+        """The keys and values that the last append returned, less what `crop` removed, in the order of `reorder`.
+
+        `positions` and `mask` are of them. Raises ValueError where no tokens have come yet, which say the axes.
+        """
+
+    @abstractmethod
     def reorder(self, indices: Tensor) -> None:
         """Sequence b becomes a copy of sequence indices[b], along the first axis: the beams of a beam search.
 
@@ -74,6 +82,13 @@ class KVCache(ABC):
     @abstractmethod
     def crop(self, length: int) -> None:
         """Removes all tokens after the first `length`. Raises ValueError if there are fewer, or length is negative."""
+
+    def remove_last(self, n: int) -> None:
+        """Removes the last n tokens of each sequence. Raises ValueError if one has fewer, or n is negative."""
+        n = size(n, "remove_last: n")
+        if n > self.length:
+            raise ValueError(f"remove_last({n}): the cache has {count_of(self.length, 'token')}.")
+        self.crop(self.length - n)
 
     @abstractmethod
     def reset(self) -> None:
@@ -132,6 +147,11 @@ def writable(buffers: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The same numbers where every mode can write them: a copy made in inference mode can be written in no other."""
     with torch.inference_mode(False):
         return tuple([buffer.clone() if buffer.is_inference() else buffer for buffer in buffers])
+
+
+def read_before_tokens() -> ValueError:
+    """The error of `read` where no tokens have come."""
+    return ValueError("read: no tokens have been appended, whose axes and dtype the result would have.")
 
 
 def check_tokens(k: Tensor, v: Tensor) -> None:

@@ -13,7 +13,7 @@ import regard.core.arrays as arrays
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions, tail
 from regard.core.shapes import count_of, listed
-from regard.nn.cache.base import KVCache, check_tokens, writable
+from regard.nn.cache.base import KVCache, check_tokens, read_before_tokens, writable
 from regard.nn.cache.forms import Form
 
 
@@ -29,6 +29,7 @@ class ContiguousCache(KVCache):
         self._buffers: tuple[Tensor, ...] | None = None
         self._rows = self._length = 0
         self._appended = 0  # tokens of the last append
+        self._dtypes: tuple[torch.dtype, torch.dtype] | None = None  # of the last append's keys and values
 
     @abstractmethod
     def _capacity_for(self, rows: int) -> int:
@@ -51,10 +52,19 @@ class ContiguousCache(KVCache):
         if buffers is None or not self._form.write(buffers, self._rows, k, v):
             buffers = self._write(k, v)
         n = k.shape[-2]
-        seen = self._length + n - self._first_read(self._length)
         self._rows, self._length, self._appended = self._rows + n, self._length + n, n
+        self._dtypes = k.dtype, v.dtype
+        return self._read(buffers, self._dtypes)
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        if self._buffers is None or self._dtypes is None:
+            raise read_before_tokens()
+        return self._read(self._buffers, self._dtypes)
+
+    def _read(self, buffers: tuple[Tensor, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
+        seen = self._length - self._first_read(self._length - self._appended)
         first = self._rows - seen
-        return self._form.read([buffer.narrow(-2, first, seen) for buffer in buffers], k, v)
+        return self._form.read([buffer.narrow(-2, first, seen) for buffer in buffers], dtypes)
 
     def _write(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """Copies new keys and values behind the others, once they are checked and there is room."""

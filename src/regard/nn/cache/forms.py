@@ -23,8 +23,8 @@ class Form(ABC):
         """What is written to the buffers, (*lead, n, width) each."""
 
     @abstractmethod
-    def read(self, rows: Sequence[Tensor], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values as an append of k and v returns them, from rows of the buffers."""
+    def read(self, rows: Sequence[Tensor], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
+        """Keys and values from rows of the buffers, as an append of keys and values of these dtypes returns them."""
 
     def check(
         self,
@@ -64,7 +64,7 @@ class AsGiven(Form):
     def kept(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         return k, v
 
-    def read(self, rows: Sequence[Tensor], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def read(self, rows: Sequence[Tensor], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
         return rows[0], rows[1]
 
     def _check_rows(self, buffer: Tensor, lead: tuple[int, ...], t: Tensor, name: str) -> None:
@@ -100,11 +100,12 @@ class Int8(Form):
         keys, values, key_scales, value_scales = pools
         return write_rounded_page_rows(most, lengths, table, k, (keys, key_scales), v, (values, value_scales))
 
-    def read(self, rows: Sequence[Tensor], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def read(self, rows: Sequence[Tensor], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
         keys, values, key_scales, value_scales = rows
+        of_keys, of_values = dtypes
         if torch.compiler.is_compiling():  # a graph reads no int8
-            return products(keys, key_scales, k.dtype), products(values, value_scales, v.dtype)
-        return Int8Rows(keys, key_scales, k.dtype), Int8Rows(values, value_scales, v.dtype)
+            return products(keys, key_scales, of_keys), products(values, value_scales, of_values)
+        return Int8Rows(keys, key_scales, of_keys), Int8Rows(values, value_scales, of_values)
 
     def _check_rows(self, buffer: Tensor, lead: tuple[int, ...], t: Tensor, name: str) -> None:
         check_rows(buffer, lead, t, name)

@@ -21,7 +21,7 @@ from regard.core.tracing import outside_of_graphs
 from regard.core.wrong_calls import answers_wrong_calls
 from regard.masks.algebra import Everything, Mask
 from regard.masks.ragged import Lengths, lengths_of_keys
-from regard.nn.cache.base import KVCache, check_tokens, writable
+from regard.nn.cache.base import KVCache, check_tokens, read_before_tokens, writable
 from regard.nn.cache.block_tables import BlockTables
 from regard.nn.cache.forms import form_of
 from regard.nn.elsewhere import SIZES
@@ -91,7 +91,8 @@ class PagedCache(KVCache):
                 for width, kept in self._form.shapes(dk, dv, dtype)
             )
         self._tables = BlockTables(batch, pages, page_size)
-        self._appended = [0] * batch  # tokens of the last append, of each sequence; one number where there is none
+        self._appended: int | list[int] = 0  # tokens of the last append, or of each sequence where it was nested
+        self._dtypes: tuple[torch.dtype, torch.dtype] | None = None  # of the last append's keys and values
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Adds the next tokens, as every cache does; nested tensors add a different number to each sequence.
@@ -106,10 +107,20 @@ class PagedCache(KVCache):
         n = form.write_pages(tables.spare, tables.lengths, tables.tensor, pools, k, v)
         new = self._write(k, v) if n is None else [n] * len(tables.lengths)
         tables.advance(new)
-        self._appended, seen = new or [k.shape[-2]], self.length
+        self._appended = new if k.is_nested else k.shape[-2]
+        self._dtypes = k.dtype, v.dtype
+        return self._read(self._dtypes)
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        if self._dtypes is None:
+            raise read_before_tokens()
+        keys, values = self._read(self._dtypes)
+        return (written_out(keys), written_out(values)) if torch.compiler.is_dynamo_compiling() else (keys, values)
+
+    def _read(self, dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
         # torch.export: a graph reads no pages
         kind = gather_rows if torch.compiler.is_compiling() else Paged
-        return form.read([kind(pool, tables.tensor, seen) for pool in pools], k, v)
+        return self._form.read([kind(pool, self._tables.tensor, self.length) for pool in self._pools], dtypes)
 
     @outside_of_graphs
     def _append_and_gather(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,7 +191,8 @@ class PagedCache(KVCache):
         chosen: list[int] = arrays.existing(indices, len(self._tables.lengths), "indices", "sequences").tolist()
         self._tables.reorder(chosen)
         self._forget()
-        self._appended = [self._appended[b] for b in chosen] or self._appended[:1]
+        if isinstance(self._appended, list):
+            self._appended = [self._appended[b] for b in chosen]
 
     def crop(self, length: int | Tensor) -> None:
         """Removes all tokens after the first `length`, a number or one for each sequence, (batch,)."""
@@ -197,7 +209,13 @@ class PagedCache(KVCache):
             raise ValueError(f"crop: lengths {wanted}; the cache has {had}, expected from 0 to these.")
         self._tables.crop(wanted)
         self._forget()
-        self._appended = [0] * len(had)
+        self._appended = 0
+
+    def remove_last(self, n: int) -> None:
+        n, lengths = arrays.size(n, "remove_last: n"), self._tables.lengths
+        if n > min(lengths, default=n):
+            raise ValueError(f"remove_last({n}): the cache has sequences of {lengths} tokens.")
+        self.crop(torch.tensor([length - n for length in lengths], dtype=torch.int64, device="cpu"))
 
     def reset(self) -> None:
         self.crop(0)
@@ -256,13 +274,13 @@ class PagedCache(KVCache):
 
     def _positions(self) -> Positions:
         lengths, new, device = self._tables.lengths, self._appended, self.key_pages.device
-        if len(set(new)) > 1:
+        if isinstance(new, list) and len(set(new)) > 1:
             at = [t for length, n in zip(lengths, new, strict=True) for t in range(length - n, length)]
             return Positions(
                 torch.tensor(at, device=device, dtype=torch.int64),
                 torch.arange(self.length, device=device, dtype=torch.int64),
             )
-        n = new[0] if new else 0
+        n = new if isinstance(new, int) else max(new, default=0)
         first = self.length - n if self._even else tuple([length - n for length in lengths])
         return counted((first, n), (0, self.length), device)
 
