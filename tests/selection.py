@@ -35,11 +35,15 @@ def full(items: Sequence[Item]) -> list[Item]:
     """The tests that run with --full, in the order given.
 
     Of each test as many combinations of its parameters as show every two values together that any combination has, on
-    each instruction set and each backend anew. Where a test has at most two parameters beside these, that is all.
+    the best instruction set and on each backend anew. Where a test has at most two parameters beside these, that is
+    all. On the other instruction sets, which compile the same source, each value comes twice.
     """
     kept: set[Item] = set()
     for group in functions(items):
-        kept.update(_cover(parameters(group), _pairs, lambda _: 1))
+        given = parameters(group)
+        best = _best_instruction_set(given)
+        kept.update(_cover(best, _pairs, lambda _: 1))
+        kept.update(_cover({item: given[item] for item in given.keys() - best.keys()}, _singles, lambda _: 2))
     return [item for item in items if item in kept]
 
 
@@ -135,9 +139,18 @@ def _values(values: Values) -> list[Any]:
 
 def _pairs(values: Values) -> list[Any]:
     """Every two values of an item's parameters, and each one, together with the instruction set and the backend."""
+    return _together(values, 2)
+
+
+def _singles(values: Values) -> list[Any]:
+    """Each value of an item's parameters, together with the instruction set and the backend."""
+    return _together(values, 1)
+
+
+def _together(values: Values, most: int) -> list[Any]:
     on = tuple(values[name][0] for name in RUNNERS if name in values)
     each = _each(values, *RUNNERS)
-    return [(on, *some) for count in range(3) for some in combinations(each, count)]
+    return [(on, *some) for count in range(most + 1) for some in combinations(each, count)]
 
 
 def _each(values: Values, *but: str) -> list[tuple[Any, ...]]:

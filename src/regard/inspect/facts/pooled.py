@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,6 +49,11 @@ class Cells:
         """The tokens of one cell."""
         return slice(-(-cell * self.n // self.count), -(-(cell + 1) * self.n // self.count))
 
+    def pooled(self, x: Tensor, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
+        """reduce(the tokens of each cell, -1), along the last axis: (..., n) -> (..., cells)."""
+        parts = [reduce(x[..., self.tokens(cell)], -1) for cell in range(self.count)]
+        return torch.stack(parts, -1) if parts else x
+
 
 @answers_wrong_calls({**dict.fromkeys(("size", "cells"), "write rows= and cols=")})
 @dataclass(frozen=True)
@@ -76,14 +82,8 @@ class Map(Fact[Tensor]):
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
         rows, cols = _cells(self, problem)
-        sees = (scores > -math.inf).any(-1)
-        out = room(problem, rows.count, cols.count)
-        for a in range(rows.count):
-            queries = rows.tokens(a)
-            for b in range(cols.count):
-                total = p[..., queries, cols.tokens(b)].sum((-1, -2))
-                out[..., a, b] = total / sees[..., queries].sum(-1).clamp(min=1)
-        return out
+        seeing = rows.pooled((scores > -math.inf).any(-1), torch.sum).clamp(min=1)
+        return _pooled(p, rows, cols, torch.sum) / seeing[..., None]
 
 
 def _check_cells(fact: Map | ScoreMap) -> None:
@@ -95,6 +95,11 @@ def _check_cells(fact: Map | ScoreMap) -> None:
 
 def _cells(fact: Map | ScoreMap, problem: Problem) -> tuple[Cells, Cells]:
     return Cells.of(problem.frame.nq, fact.rows), Cells.of(problem.frame.nk, fact.cols)
+
+
+def _pooled(x: Tensor, rows: Cells, cols: Cells, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """A number for each cell, of pairs (..., nq, nk): (..., rows, cols)."""
+    return rows.pooled(cols.pooled(x, reduce).mT, reduce).mT
 
 
 class _MapAccumulator(Accumulator[Tensor]):
@@ -156,13 +161,9 @@ class ScoreMap(Fact[ScoreCells]):
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> ScoreCells:
         rows, cols = _cells(self, problem)
-        mean, most = room(problem, rows.count, cols.count), room(problem, rows.count, cols.count)
-        for a in range(rows.count):
-            for b in range(cols.count):
-                cell = scores[..., rows.tokens(a), cols.tokens(b)].flatten(-2)
-                mean[..., a, b] = cell.masked_fill(cell == -math.inf, 0).sum(-1) / (cell != -math.inf).sum(-1)
-                most[..., a, b] = cell.amax(-1)
-        return ScoreCells(mean, most)
+        seen = scores != -math.inf
+        total = _pooled(scores.masked_fill(~seen, 0), rows, cols, torch.sum)
+        return ScoreCells(total / _pooled(seen, rows, cols, torch.sum), _pooled(scores, rows, cols, torch.amax))
 
 
 class _ScoreAccumulator(Accumulator[ScoreCells]):
