@@ -48,7 +48,7 @@ class Flex(Backend):
             return f"its scores begin with a dot product, not with {problem.similarity!r}"
         if problem.dropout is not None:
             return "it has no dropout"
-        if any(t.requires_grad for t in problem.score.tensors()) and torch.is_grad_enabled():
+        if any(t.requires_grad for t in problem.score_tensors) and torch.is_grad_enabled():
             return "a tensor of the score requires a gradient"
         if 0 in problem.q.shape or 0 in problem.k.shape or 0 in problem.v.shape:
             return "an axis is empty"

@@ -267,7 +267,7 @@ def _lift(t: Tensor, batch: tuple[int, ...], headed: bool) -> Tensor:
 
 def _on_another_device(problem: Problem, t: Tensor) -> ValueError:
     name, value = ("mask", problem.mask)
-    if any(t is own for own in problem.score.tensors()):
+    if any(t is own for own in problem.score_tensors):
         name, value = ("score", problem.score)
     return ValueError(
         f"{name} {value!r} holds a tensor on {t.device}, q is on {problem.q.device}; move it with .to(...)."

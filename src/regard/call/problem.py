@@ -42,15 +42,20 @@ class Problem:
     dtype: torch.dtype
     sink: Tensor | None = None
     similarity: Similarity = field(init=False)
+    score_tensors: tuple[Tensor, ...] = field(init=False)  # score.tensors(): the fields are searched once
+    mask_tensors: tuple[Tensor, ...] = field(init=False)
     _tensors: tuple[Tensor, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         first = self.score.parts[0]
         assert isinstance(first, Similarity)
         object.__setattr__(self, "similarity", first)
-        described = *self.score.tensors(), *self.mask.tensors(), *self.frame.positions.tensors()
+        of_score, of_mask = self.score.tensors(), self.mask.tensors()
+        object.__setattr__(self, "score_tensors", of_score)
+        object.__setattr__(self, "mask_tensors", of_mask)
         sink = () if self.sink is None else (self.sink,)
-        object.__setattr__(self, "_tensors", (self.q, self.k, self.v, *described, *sink))
+        every = self.q, self.k, self.v, *of_score, *of_mask, *self.frame.positions.tensors(), *sink
+        object.__setattr__(self, "_tensors", every)
 
     @property
     def key_heads(self) -> int:

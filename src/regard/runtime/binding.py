@@ -138,7 +138,7 @@ def _refuse_hidden_parameters(problem: Problem) -> None:
     at = problem.frame.region(slice(0, 1), slice(0, 1))
     q, k = (t[..., :1, :].detach().to(problem.accumulate) for t in (problem.q, problem.k))
     k = repeat_heads(k, problem.frame.heads)
-    score = problem.score.with_tensors(iter([t.detach() for t in problem.score.tensors()])).local(at)
+    score = problem.score.with_tensors(iter([t.detach() for t in problem.score_tensors])).local(at)
     s = q.new_zeros(())
     with torch.enable_grad():
         for stage, part in zip(stages, score.parts, strict=True):

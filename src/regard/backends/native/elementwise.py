@@ -42,7 +42,7 @@ class ElementwiseKernels(KernelFamily):
 
     def why_streamed(self, problem: Problem, needs: tuple[bool, ...]) -> str | None:
         known = 3 + len(problem.similarity.tensors())
-        if any(needs[known : 3 + len(problem.score.tensors())]):
+        if any(needs[known : 3 + len(problem.score_tensors)]):
             return "a tensor of a modifier asks for its gradient"
         return why_no_program_of_features(problem, needs[3:known])
 

@@ -12,7 +12,7 @@ from regard.backends.native.held_masks import beside_held
 from regard.backends.native.modifiers.base import RepeatedModifiers
 from regard.backends.native.modifiers.table import measures_positions
 from regard.backends.native.repeated_mask import RepeatedMask, has_code
-from regard.masks.algebra import Mask
+from regard.call.problem import Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,16 +40,16 @@ class LoweredAnew:
     def of(family: KernelFamily, args: KernelArgs, example: Example) -> LoweredAnew:
         problem, mask = example.problem, example.problem.mask
         modifiers, placed = family.repeated(problem), ("q_at" in args.operands, measures_positions(problem))
-        decided = _decided_by_tensors(mask, args)
+        decided = _decided_by_tensors(problem, args)
         read = {t.data_ptr() for t in family.leaves(problem, args).values() if t is not None}
-        written_out = not decided and any(t.data_ptr() not in read for t in mask.tensors())
+        written_out = not decided and any(t.data_ptr() not in read for t in problem.mask_tensors)
         if written_out or has_code(mask):
             return LoweredAnew(modifiers, RepeatedMask(problem, args, modifiers), False, False, *placed, True)
         rule = beside_held(mask).rule() is not None
         # intervals that have no rule follow from the numbers in positions, where there are any
         by_positions = not rule and "start" in args.operands and example.positions is not None
         intervals = decided or (by_positions and mask.compares_positions())
-        return LoweredAnew(modifiers, None, intervals, rule, *placed, bool(mask.tensors()))
+        return LoweredAnew(modifiers, None, intervals, rule, *placed, bool(problem.mask_tensors))
 
     @property
     def of_mask(self) -> bool:
@@ -61,7 +61,7 @@ class LoweredAnew:
         return {name for made in (self.modifiers, self.mask) if made is not None for name in made.names}
 
 
-def _decided_by_tensors(mask: Mask, args: KernelArgs) -> bool:
+def _decided_by_tensors(problem: Problem, args: KernelArgs) -> bool:
     """Whether the mask is intervals that its tensors decide, call by call: Documents, a Prefix a sequence.
 
     Not lengths, and starts and stops, that the kernels read where they are: then a plan sets an address.
@@ -70,4 +70,4 @@ def _decided_by_tensors(mask: Mask, args: KernelArgs) -> bool:
         return False
     leaves = ((one, args.operands[one.name]) for one in INTERVALS if one.leaf and one.name in args.operands)
     read = {t.data_ptr() for one, t in leaves if one.strided or t.is_contiguous()}
-    return any(t.data_ptr() not in read for t in mask.tensors())
+    return any(t.data_ptr() not in read for t in problem.mask_tensors)

@@ -32,8 +32,8 @@ def repeats(family: KernelFamily, args: KernelArgs, example: Example, anew: Lowe
             return False
     if example.positions is not None and not _follows_positions(example, args, names):
         return False
-    scored = len(problem.score.tensors())
-    masked = range(scored, scored + len(problem.mask.tensors()) if anew.of_mask else scored)
+    scored = len(problem.score_tensors)
+    masked = range(scored, scored + len(problem.mask_tensors) if anew.of_mask else scored)
     read = [t.data_ptr() for t in family.leaves(problem, args).values() if t is not None]
     addresses = [t.data_ptr() for n, t in enumerate(example.leaves) if n not in masked and n not in computed]
     # one tensor in two roles: the next call may have two

@@ -25,7 +25,7 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of problem.tensors() for which `needs` is true, from the forward's results and their cotangents."""
     sweep = _Sweep(problem, out, stats, cotangents, needs)
-    if any(needs[3 : 3 + len(problem.score.tensors())]):
+    if any(needs[3 : 3 + len(problem.score_tensors)]):
         sweep.sum_delta(size, cotangents[1])
     for at, everything in tiles(problem, size):
         sweep.add(at, everything)
@@ -48,10 +48,10 @@ class ScoreGradients:
 
     def __init__(self, problem: Problem, needs: tuple[bool, ...]) -> None:
         self.problem, self.needs = problem, needs
-        n = 3 + len(problem.score.tensors())
+        n = 3 + len(problem.score_tensors)
         self.sums = tuple(
             torch.zeros(t.shape, dtype=problem.accumulate, device=t.device)
-            for t in (problem.q, problem.k, problem.v, *problem.score.tensors())
+            for t in (problem.q, problem.k, problem.v, *problem.score_tensors)
         )
         self.score_sums = problem.score.with_tensors(iter(self.sums[3:]))
         self.differentiated = [m for m in range(n) if m != 2 and needs[m]]

@@ -21,7 +21,7 @@ def turned_round(
     Not where something else of the call fits the numbers of heads and tokens that are read: positions, tensors of the
     mask, the score or the sink, or v in memory as a transposed projection lies.
     """
-    held = (*problem.mask.tensors(), *problem.score.tensors(), *([sink] if isinstance(sink, Tensor) else []))
+    held = (*problem.mask_tensors, *problem.score_tensors, *([sink] if isinstance(sink, Tensor) else []))
     if q.dim() < 4 or positions is not None or any(t.dim() for t in held):
         return
     heads, n = q.shape[-3], q.shape[-2]
