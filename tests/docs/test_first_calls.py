@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = [file for file in sorted((ROOT / "src").rglob("*.py")) if file.name != "vjp.py"]
 
 
+@pytest.mark.full
 def test_no_call_imports_the_compiler_or_sympy() -> None:
     script = [sys.executable, str(ROOT / "tests" / "first_calls.py")]
     done = subprocess.run(script, capture_output=True, text=True, check=False, timeout=120)

@@ -128,6 +128,7 @@ def test_the_report_is_as_wide_as_the_terminal(width: int) -> None:
     assert max(lengths) <= width and max(lengths) > width // 2 and (width < 80 or max(lengths) > 80)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_a_reader_that_leaves_is_no_error() -> None:
     command = [sys.executable, "-c", COMMAND.format(["look", "-t", "the cat sat on the cat"])]
@@ -138,6 +139,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("arguments", [["look", "-t", "the cat"], ["doctor"]])
 def test_a_full_disk_is_named(arguments: list[str]) -> None:

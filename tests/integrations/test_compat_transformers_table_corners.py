@@ -53,6 +53,7 @@ def test_one_graph_for_all_lengths() -> None:
     assert counted.frame_count <= 1  # 0: torch 2.10 may compile nothing more in a process that had threads
 
 
+@pytest.mark.full
 def test_an_exported_graph_is_for_short_and_long_texts() -> None:
     eager, model = encoders()
     length = torch.export.Dim("n", min=2, max=512)

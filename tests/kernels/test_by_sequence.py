@@ -206,6 +206,7 @@ def test_shifts_of_another_batch_are_refused_in_a_graph() -> None:
         traced(lowered.with_operands(shifts=shifts[:2]))
 
 
+@pytest.mark.full
 def test_a_graph_serves_all_lengths() -> None:
     torch.compiler.reset()
     graphs = CompileCounter()

@@ -95,6 +95,7 @@ def test_a_list_of_sequences(score: rg.Modifier, lists: list[bool]) -> None:
     assert lists[0] and not all(lists)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", LEARNED)
 def test_a_graph_says_so(name: str) -> None:
     modifier, given = LEARNED[name](), drawn()

@@ -122,6 +122,7 @@ def test_a_row_has_the_same_bits_alone(isa: str) -> None:
             assert torch.equal(part, whole[:, :, rows]), (kind, rows)
 
 
+@pytest.mark.full
 def test_graphs_hold_numbers_and_no_table() -> None:
     q, k, v = (torch.randn(3, 2, n, 8, requires_grad=True) for n in (151, 331, 331))
     own, ids = each(151, 331)

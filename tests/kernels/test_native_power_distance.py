@@ -138,6 +138,7 @@ def test_keys_in_pages(isa: str) -> None:
     torch.testing.assert_close(found, true)
 
 
+@pytest.mark.full
 def test_compiled_it_is_one_node_forward_and_backward() -> None:
     torch.compiler.reset()
     case = draw("blocks", "alone").leaves(torch.float32)

@@ -234,6 +234,7 @@ def test_a_row_has_the_same_bits_alone(isa: str) -> None:
             assert torch.equal(part, whole[:, :, rows]), (kind, rows)
 
 
+@pytest.mark.full
 def test_graphs_hold_numbers_and_no_table() -> None:
     def f(q: Tensor, k: Tensor, v: Tensor, until: Tensor) -> Tensor:
         return rg.attention(q, k, v, mask=rg.Causal() & rg.Retained(until))

@@ -161,6 +161,7 @@ LEARNED: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", few(LEARNED, "bias", "table", "dropout"))
 def test_compiled_training_is_two_nodes(name: str) -> None:
     from functorch.compile import make_boxed_func

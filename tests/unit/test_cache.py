@@ -209,6 +209,7 @@ def test_what_is_no_dense_tensor_is_refused(name: str) -> None:
         assert cache.length == 2
 
 
+@pytest.mark.full
 def test_growth_of_100_000_steps_copies_less_than_twice_what_is_held() -> None:
     cache, copied, place = GrowingCache(), 0, None
     k, v = torch.zeros(1, 1), torch.zeros(1, 1)

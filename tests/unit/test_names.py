@@ -26,6 +26,7 @@ def test_the_version_is_that_of_the_release() -> None:
     assert f"\nversion: {released}\n" in (ROOT / "CITATION.cff").read_text()
 
 
+@pytest.mark.full
 def test_a_type_checker_knows_what_calls_give(tmp_path: Path) -> None:
     """Strictly: a comment that expects an error where there is none is one too."""
     pytest.importorskip("pyright", reason="pip install 'regard[dev]', which CI does in its last step")

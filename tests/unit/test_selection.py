@@ -41,6 +41,7 @@ def test_the_examples_have_every_mask_and_score_that_is_exported() -> None:
     assert set(exported(rg.Score)) <= testing.scores(at).keys()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("file", ["matrix/test_matrix.py", "integrations/test_flex.py"])
 def test_each_mask_and_each_score_comes_twice_with_each_backend(file: str, request: pytest.FixtureRequest) -> None:
     """Against Reference, which defines them: on Native, on Tiled, and what begins with a dot product on Flex."""
@@ -52,6 +53,7 @@ def test_each_mask_and_each_score_comes_twice_with_each_backend(file: str, reque
     assert [one for one in wanted if times[one] < 2] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "file",
     ["matrix/test_matrix.py", "kernels/test_native.py", "kernels/test_native_int8.py", "unit/test_own_shapes.py"],

@@ -57,6 +57,7 @@ for source, file in sources:
 """
 
 
+@pytest.mark.full
 def test_a_file_that_becomes_shorter_is_an_error(tmp_path: Path) -> None:
     """A process that has mapped it ends by SIGBUS, so this one runs by itself."""
     script = [sys.executable, "-c", BECOMES_SHORTER, str(tmp_path)]

@@ -103,6 +103,7 @@ print(errors)
 """
 
 
+@pytest.mark.full
 def test_first_calls_of_threads_in_a_fresh_process() -> None:
     """While another thread imports what torch.compile needs."""
     ran = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, timeout=100, check=False)
