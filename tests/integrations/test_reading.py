@@ -87,6 +87,8 @@ def test_a_text_longer_than_the_model() -> None:
     for blank in ("", " \n\t"):
         with pytest.raises(ValueError, match="the text is blank; expected something to read"):
             rg.look(bert(), blank, tokenizer=Words())
+    with pytest.raises(ValueError, match=r"text 2 of 3: the text is blank; expected something to read"):
+        rg.look(bert(), [TEXT, " ", TEXT], tokenizer=Words())
 
 
 def test_a_tokenizer_of_another_model_is_refused() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,8 +85,17 @@ def of_model(
     if _is_image(given):
         return _image_report(model, given, processor, **named)
     if _is_batch(given):
-        return TextReports(tuple(model_report(model, one, tokenizer=tokenizer, **named) for one in given))
+        return TextReports(tuple(_reports(partial(model_report, model, tokenizer=tokenizer, **named), given)))
     return model_report(model, given, tokenizer=tokenizer, **named)
+
+
+def _reports(read: Callable[[Any], Report], given: Sequence[Any]) -> Iterator[Report]:
+    """A report of each text; an error says of which."""
+    for n, one in enumerate(given, 1):
+        try:
+            yield read(one)
+        except ValueError as error:
+            raise ValueError(f"text {n} of {len(given)}: {error}") from error
 
 
 def _is_batch(given: Any) -> bool:
