@@ -51,6 +51,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run every test, with every two values of its parameters on the best instruction set and every backend",
     )
+    parser.addoption(
+        "--share", metavar="K/N", help="with --full: of what it has beyond a plain run, one of N parts, K from 0 on"
+    )
     parser.addoption("--every", action="store_true", help="run every test, with every combination of its parameters")
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests of each, in a random order")
 
@@ -66,6 +69,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if not config.getoption("--every"):
         kept = selection.full(items) if config.getoption("--full") else selection.plain(items)
+        if (share := config.getoption("--share")) is not None:
+            kept = selection.shared(kept, selection.plain(items), *map(int, share.split("/")))
         config.stash[LEFT_OUT] = list(set(items) - set(kept))
         items[:] = kept
     items[:] = selection.by_case(items)

@@ -47,6 +47,12 @@ def full(items: Sequence[Item]) -> list[Item]:
     return [item for item in items if item in kept]
 
 
+def shared(items: Sequence[Item], always: Iterable[Item], part: int, parts: int) -> list[Item]:
+    """Of some tests those that always run, and one part of the others, in the order given: all parts are the whole."""
+    kept = set(always)
+    return [item for item in items if item in kept or crc32(item.nodeid.encode()) % parts == part]
+
+
 def few(values: Iterable[Any], *kept: Any) -> list[Any]:
     """The values of a parameter of which a run without --full has only those that are `kept`."""
     return [value if value in kept else pytest.param(value, marks=pytest.mark.full) for value in values]

@@ -84,6 +84,16 @@ def test_full_shows_every_two_values_on_every_backend(file: str, request: pytest
     assert kept >= {item for item in every if not hasattr(item, "callspec")}
 
 
+def test_shares_are_the_whole(request: pytest.FixtureRequest) -> None:
+    every = collected(request, "matrix/test_matrix.py")
+    full, plain = selection.full(every), selection.plain(every)
+    shares = [selection.shared(full, plain, part, 3) for part in range(3)]
+    times = Counter(item for share in shares for item in share)
+    assert times.keys() == {*full, *plain} & {*full}
+    assert {item for item in full if times[item] != 1} == {*plain} & {*full}
+    assert max(map(len, shares)) < 0.6 * len(full)
+
+
 def test_values_in_turn_meet_each_one_of_every_axis() -> None:
     axes = "cdefg", "hij", "kl"
     found = selection.in_turn("ab", *axes)
