@@ -62,6 +62,15 @@ def test_later_queries_attend_to_what_is_read(cache: KVCache) -> None:
     exact(rg.attention(q, *cache.read(), **options), rg.attention(q, keys, values, **options))
 
 
+@pytest.mark.full
+def test_a_graph_reads_too(cache: KVCache) -> None:
+    """PagedCache leaves the graph for it, since no graph follows its tables."""
+    compiled = torch.compile(lambda: [2 * t for t in cache.read()], backend="eager")
+    for n in (5, 1, 1, 1):
+        keys, values = cache.append(*tokens(n))
+        exact(compiled(), [2 * keys, 2 * values])
+
+
 def test_nothing_is_read_before_the_first_tokens(cache: KVCache) -> None:
     with pytest.raises(ValueError, match="read: no tokens have been appended"):
         cache.read()

@@ -24,8 +24,9 @@ from regard.masks.ragged import Lengths, lengths_of_keys
 from regard.nn.cache.base import KVCache, check_tokens, read_before_tokens, writable
 from regard.nn.cache.block_tables import BlockTables
 from regard.nn.cache.forms import form_of
+from regard.nn.cache.nested_tokens import FLATTENED, flattened
 from regard.nn.elsewhere import SIZES
-from regard.sequences.jagged import numbered, values_and_lengths
+from regard.sequences.jagged import numbered
 
 
 class PagedCache(KVCache):
@@ -102,7 +103,7 @@ class PagedCache(KVCache):
         tokens, `positions.q` has a number for each of these rows, one sequence after another, (total,).
         """
         if torch.compiler.is_dynamo_compiling():
-            return self._append_and_gather(k, v)
+            return self._gathered(k, v)
         tables, pools, form = self._tables, self._pools, self._form
         n = form.write_pages(tables.spare, tables.lengths, tables.tensor, pools, k, v)
         new = self._write(k, v) if n is None else [n] * len(tables.lengths)
@@ -112,10 +113,11 @@ class PagedCache(KVCache):
         return self._read(self._dtypes)
 
     def read(self) -> tuple[Tensor, Tensor]:
+        if torch.compiler.is_dynamo_compiling():
+            return self._gathered()
         if self._dtypes is None:
             raise read_before_tokens()
-        keys, values = self._read(self._dtypes)
-        return (written_out(keys), written_out(values)) if torch.compiler.is_dynamo_compiling() else (keys, values)
+        return self._read(self._dtypes)
 
     def _read(self, dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
         # torch.export: a graph reads no pages
@@ -123,16 +125,17 @@ class PagedCache(KVCache):
         return self._form.read([kind(pool, self._tables.tensor, self.length) for pool in self._pools], dtypes)
 
     @outside_of_graphs
-    def _append_and_gather(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """append, whose tables no graph can follow; a graph reads no pages either."""
-        keys, values = self.append(k, v)
+    def _gathered(self, *tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """append of k and v, or read: no graph can follow the tables, or read pages."""
+        keys, values = self.append(*tokens) if tokens else self.read()
         return written_out(keys), written_out(values)
 
     def _write(self, k: Tensor, v: Tensor) -> list[int]:
         """Copies new keys and values to their pages, once they are checked and pages are taken; how many of each."""
         tables, pools, nested = self._tables, self._pools, any_nested(k, v)
         if nested:
-            k, v, new = self._flattened(k, v)
+            k, v, new = flattened(k, v, len(tables.lengths))
+            self._form.check(pools, (self.key_pages.shape[1],), k, v, FLATTENED)
         else:
             check_tokens(k, v)
             self._form.check(pools, (len(tables.lengths), self.key_pages.shape[1]), k, v)
@@ -159,22 +162,6 @@ class PagedCache(KVCache):
         # a graph calls no kernel by address
         if torch.compiler.is_compiling() or not write_pages(k, v, keys, values, table, lengths, counts):
             self._index(((k, keys), (v, values)), new)
-
-    def _flattened(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-        """Nested keys and values as (heads, total, d), and how many tokens each sequence gets."""
-        (keys, lengths), (values, others) = values_and_lengths(k, "k"), values_and_lengths(v, "v")
-        new, batch = lengths.tolist(), len(self._tables.lengths)
-        if k.dim() != 4 or v.dim() != 4:
-            raise ShapeError(f"k has {count_of(k.dim(), 'axis')}, v {v.dim()}; expected nested (batch, heads, n*, d).")
-        if len(new) != batch or others.tolist() != new:
-            raise ShapeError(
-                f"k has lengths {new}, v {others.tolist()}; expected the same, one for each of "
-                f"{count_of(batch, 'sequence')} (0 where a sequence gets no token)."
-            )
-        check_tokens(keys[0], values[0])
-        names = "k, its sequences one behind another,", "v, its sequences one behind another,"
-        self._form.check(self._pools, (self.key_pages.shape[1],), keys[0], values[0], names)
-        return keys[0], values[0], new
 
     def _index(self, parts: tuple[tuple[Tensor, Tensor], ...], new: list[int]) -> None:
         """Copies new rows to their pages, by operations of torch."""
