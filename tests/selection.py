@@ -43,7 +43,8 @@ def full(items: Sequence[Item]) -> list[Item]:
         given = parameters(group)
         best = _best_instruction_set(given)
         kept.update(_cover(best, _pairs, lambda _: 1))
-        kept.update(_cover({item: given[item] for item in given.keys() - best.keys()}, _singles, lambda _: 2))
+        others = {item: values for item, values in given.items() if item not in best}
+        kept.update(_cover(others, _singles, lambda _: 2))
     return [item for item in items if item in kept]
 
 
