@@ -14,7 +14,7 @@ from regard.core.errors import ShapeError
 from regard.core.positions import Positions, tail
 from regard.core.shapes import count_of, listed
 from regard.nn.cache.base import KVCache, check_tokens, read_before_tokens, writable
-from regard.nn.cache.forms import Form
+from regard.nn.cache.forms import Dtypes, Form
 
 
 class ContiguousCache(KVCache):
@@ -29,7 +29,7 @@ class ContiguousCache(KVCache):
         self._buffers: tuple[Tensor, ...] | None = None
         self._rows = self._length = 0
         self._appended = 0  # tokens of the last append
-        self._dtypes: tuple[torch.dtype, torch.dtype] | None = None  # of the last append's keys and values
+        self._dtypes: Dtypes | None = None  # of the last append's keys and values
 
     @abstractmethod
     def _capacity_for(self, rows: int) -> int:
@@ -61,7 +61,7 @@ class ContiguousCache(KVCache):
             raise read_before_tokens()
         return self._read(self._buffers, self._dtypes)
 
-    def _read(self, buffers: tuple[Tensor, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
+    def _read(self, buffers: tuple[Tensor, ...], dtypes: Dtypes) -> tuple[Tensor, Tensor]:
         seen = self._length - self._first_read(self._length - self._appended)
         first = self._rows - seen
         return self._form.read([buffer.narrow(-2, first, seen) for buffer in buffers], dtypes)

@@ -14,6 +14,8 @@ from regard.core.dtypes import FLOATING
 from regard.core.int8_rows import Int8Rows, products, rounded
 from regard.nn.cache.base import check_like, check_rows
 
+Dtypes = tuple[torch.dtype, torch.dtype]  # of keys and of values
+
 
 class Form(ABC):
     """What keys and values become in a cache: tensors of as many rows, which lie in a buffer each; and the way back."""
@@ -23,7 +25,7 @@ class Form(ABC):
         """What is written to the buffers, (*lead, n, width) each."""
 
     @abstractmethod
-    def read(self, rows: Sequence[Tensor], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
+    def read(self, rows: Sequence[Tensor], dtypes: Dtypes) -> tuple[Tensor, Tensor]:
         """Keys and values from rows of the buffers, as an append of keys and values of these dtypes returns them."""
 
     def check(
@@ -64,7 +66,7 @@ class AsGiven(Form):
     def kept(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         return k, v
 
-    def read(self, rows: Sequence[Tensor], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
+    def read(self, rows: Sequence[Tensor], dtypes: Dtypes) -> tuple[Tensor, Tensor]:
         return rows[0], rows[1]
 
     def _check_rows(self, buffer: Tensor, lead: tuple[int, ...], t: Tensor, name: str) -> None:
@@ -100,7 +102,7 @@ class Int8(Form):
         keys, values, key_scales, value_scales = pools
         return write_rounded_page_rows(most, lengths, table, k, (keys, key_scales), v, (values, value_scales))
 
-    def read(self, rows: Sequence[Tensor], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
+    def read(self, rows: Sequence[Tensor], dtypes: Dtypes) -> tuple[Tensor, Tensor]:
         keys, values, key_scales, value_scales = rows
         of_keys, of_values = dtypes
         if torch.compiler.is_compiling():  # a graph reads no int8

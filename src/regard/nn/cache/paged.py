@@ -23,7 +23,7 @@ from regard.masks.algebra import Everything, Mask
 from regard.masks.ragged import Lengths, lengths_of_keys
 from regard.nn.cache.base import KVCache, check_tokens, read_before_tokens, writable
 from regard.nn.cache.block_tables import BlockTables
-from regard.nn.cache.forms import form_of
+from regard.nn.cache.forms import Dtypes, form_of
 from regard.nn.cache.nested_tokens import FLATTENED, flattened
 from regard.nn.elsewhere import SIZES
 from regard.sequences.jagged import numbered
@@ -93,7 +93,7 @@ class PagedCache(KVCache):
             )
         self._tables = BlockTables(batch, pages, page_size)
         self._appended: int | list[int] = 0  # tokens of the last append, or of each sequence where it was nested
-        self._dtypes: tuple[torch.dtype, torch.dtype] | None = None  # of the last append's keys and values
+        self._dtypes: Dtypes | None = None  # of the last append's keys and values
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Adds the next tokens, as every cache does; nested tensors add a different number to each sequence.
@@ -119,7 +119,7 @@ class PagedCache(KVCache):
             raise read_before_tokens()
         return self._read(self._dtypes)
 
-    def _read(self, dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
+    def _read(self, dtypes: Dtypes) -> tuple[Tensor, Tensor]:
         # torch.export: a graph reads no pages
         kind = gather_rows if torch.compiler.is_compiling() else Paged
         return self._form.read([kind(pool, self._tables.tensor, self.length) for pool in self._pools], dtypes)
@@ -263,10 +263,8 @@ class PagedCache(KVCache):
         lengths, new, device = self._tables.lengths, self._appended, self.key_pages.device
         if isinstance(new, list) and len(set(new)) > 1:
             at = [t for length, n in zip(lengths, new, strict=True) for t in range(length - n, length)]
-            return Positions(
-                torch.tensor(at, device=device, dtype=torch.int64),
-                torch.arange(self.length, device=device, dtype=torch.int64),
-            )
+            q = torch.tensor(at, device=device, dtype=torch.int64)
+            return Positions(q, torch.arange(self.length, device=device, dtype=torch.int64))
         n = new if isinstance(new, int) else max(new, default=0)
         first = self.length - n if self._even else tuple([length - n for length in lengths])
         return counted((first, n), (0, self.length), device)
