@@ -43,6 +43,8 @@ AMONG = {  # the first five
     "nn.MultiheadAttention": "how-to/replace.html",
 }
 
+FOUND = ".md-search-result__item > a"
+
 
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
@@ -51,7 +53,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def home(site: Path) -> Iterator[Any]:
-    """The first page of the site in a browser, once its search answers."""
+    """The first page of the site in a browser."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which drives a browser")
     found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
     chromium = next((path for path in found if path), None)
@@ -63,9 +65,6 @@ def home(site: Path) -> Iterator[Any]:
         opened = play.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = opened.new_page()
         page.goto(f"http://127.0.0.1:{server.server_port}/index.html")
-        for _ in range(20):  # the index is read in a worker
-            if results(page, "attention"):
-                break
         yield page
         opened.close()
     server.shutdown()
@@ -73,14 +72,17 @@ def home(site: Path) -> Iterator[Any]:
 
 
 def results(page: Any, query: str) -> list[str]:
-    """The pages that are found, the best first."""
-    box = page.locator("[data-md-component='search-query']")
-    box.fill("")
-    box.press_sequentially(query)
-    page.wait_for_timeout(500)
-    links = page.locator(".md-search-result__item > a").evaluate_all(
-        "found => found.map(a => new URL(a.href).pathname)"
-    )
+    """The pages that are found, the best first.
+
+    The search runs in a worker, in its own time, and until it answers the page lists what it found before. So the list
+    is emptied first, and the query is sent at once, not by the letter: what is listed then was found for it.
+    """
+    box, any_listed = page.locator("[data-md-component='search-query']"), f"document.querySelector('{FOUND}') != null"
+    for text, wanted in (("", f"!({any_listed})"), (query, any_listed)):
+        box.fill(text)
+        box.dispatch_event("keyup")  # the page listens for it
+        page.wait_for_function(wanted)
+    links = page.locator(FOUND).evaluate_all("found => found.map(a => new URL(a.href).pathname)")
     return list(dict.fromkeys(link.removeprefix("/") for link in links))
 
 

@@ -124,8 +124,9 @@ def test_what_is_chosen_is_asked_for_once(server: PageServer, opened: Any) -> No
     assert page.inner_text("#mass").startswith("queries that have this key among their 4 heaviest")
     page.locator("[value='queries']").click()
     page.locator("[value='lines']").click()
-    page.locator("#heads [data-head='2']").click()
-    page.wait_for_timeout(100)
+    with page.expect_response(re.compile("layer=1&head=2&query=300")):
+        page.locator("#heads [data-head='2']").click()
+    exact(page)
     rows = [url.rpartition("?")[2] for url in page.asked[1:]]
     assert sorted(set(rows)) == sorted(rows)
     assert {"layer=1&head=0&query=310", "layer=1&head=0&query=300", "layer=1&head=2&query=300"} <= set(rows)
