@@ -26,7 +26,11 @@ TENSORS: list[tuple[tuple[Any, Any, Any], type[Exception], str]] = [
     ((zeros(8), K, V), rg.ShapeError, f"q has shape (8,); {AXES}."),
     ((zeros(()), K, V), rg.ShapeError, f"q has shape (); {AXES}."),
     ((Q, K, zeros(3)), rg.ShapeError, f"v has shape (3,); {AXES}."),
-    (([1.0], K, V), TypeError, "q is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__)."),
+    (
+        ([1.0], K, V),
+        TypeError,
+        "q is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__): write torch.tensor(...).",
+    ),
     ((Q, K.half(), V), TypeError, "k has dtype torch.float16, q has torch.float32; expected one dtype: convert"),
     ((Q, K, V.double()), TypeError, "v has dtype torch.float64, q has torch.float32; expected one dtype"),
     ((Q.long(), K, V), TypeError, "q has dtype torch.int64; expected float16, bfloat16, float32 or float64: convert"),

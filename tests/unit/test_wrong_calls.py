@@ -125,6 +125,7 @@ rg.Window(window_size=(3, 0))  # of flash-attention's (left, right), Window(befo
 rg.Window(left=3, right=0)  # write before=left; write after=right.
 rg.Window(3, 0, 1)  # Window takes before and after by position; the next argument is an int
 rg.Window(1.5, 0)  # Window.before is a float; expected an integer, or None (unbounded).
+rg.Causal(offset=3)  # leave it out. It compares positions: where the numbers of queries and keys differ, pass positions=tail(nq, nk) beside it.
 rg.Causal(5)  # Causal takes no arguments, and an int is given.
 rg.Dense(attn_mask=bool_mask)  # write Dense(mask) for booleans, True = may attend.
 rg.Where(bool_mask)  # Where.fn is a Tensor of bool; write Dense(mask), True = may attend.
@@ -138,7 +139,7 @@ rg.attention(q, q, q, mask=rg.Documents(offsets))  # Documents.q_ids has shape (
 rg.SoftCap(softcap=50)  # SoftCap has no argument 'softcap'; write SoftCap(cap). SoftCap(50) keeps the scores within ±50.
 rg.SoftCap()  # SoftCap needs cap. SoftCap(50) keeps the scores within ±50.
 rg.ScaledDot(softmax_scale=0.5)  # write ScaledDot(scale).
-rg.Alibi(num_heads=8)  # write slopes=2.0 ** (-8 * torch.arange(1, h + 1) / h).
+rg.Alibi(num_heads=8)  # write slopes=Alibi.geometric(heads).
 rg.Alibi()  # Alibi needs slopes; it has slopes, coordinates, query_coordinates. slopes are (heads,)
 rg.Bias(attn_bias=zeros(5, 5))  # write Bias(tensor).
 rg.Bilinear(weight=zeros(5, 5))  # write m=W, of shape (dq, dk).
@@ -264,7 +265,7 @@ def test_what_the_answers_advise_runs() -> None:
     NAMES["layer"](x, mask=rg.Dense(~padding[:, None, None, :]))
     NAMES["layer"](packed, mask=rg.pack(packed, cu_seqlens=NAMES["offsets"]).mask)
     rg.attention(q, q, q, mask=rg.Where(NAMES["block_mask"].mask_mod), dropout=rg.Dropout(0.1))
-    rg.attention(q, q, q, score=rg.ScaledDot() >> rg.Alibi(2.0 ** (-8 * torch.arange(1, 4) / 3)))
+    rg.attention(q, q, q, score=rg.ScaledDot() >> rg.Alibi(rg.Alibi.geometric(3)))
     rg.attention_over(q, [(q, q)])
     w_q, w_k = zeros(3, 8), zeros(3, 6)
     rg.attention_weights(NAMES["wide"], NAMES["thin"], score=rg.Additive(w_q.T, w_k.T, zeros(3)))

@@ -49,7 +49,8 @@ rg.attention(q)  # attention needs k and v; write attention(q, k, v), or attenti
 rg.attention(q, q)  # attention needs v; write attention(q, k, v), or attention(x, x, x) for self-attention.
 rg.attention(q, v=q)  # attention needs k; write attention(q, k, v)
 rg.attention()  # attention needs q, k and v; write attention(q, k, v)
-rg.attention([[1.0]], [[1.0]], [[1.0]])  # q is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.attention([q], [q], [q])  # q is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__): write torch.stack(...), or pack(...) for sequences of unequal lengths.
+rg.attention([[1.0]], [[1.0]], [[1.0]])  # q is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__): write torch.tensor(...).
 rg.attention(q, q.double(), q)  # k has dtype torch.float64, q has torch.float32; expected one dtype: convert with .to(...).
 rg.attention(q, q, q.half())  # v has dtype torch.float16, q has torch.float32; expected one dtype: convert with .to(...).
 rg.attention(q, q[..., :4], q)  # q has width 7, k has width 4; ScaledDot compares equal widths; Bilinear(m), Additive(...) and Custom(fn) can relate unequal widths.
@@ -67,7 +68,7 @@ MASKS = """
 rg.attention(q, q, q, mask=rg.Dense(zeros(5, 4) > 0))  # Dense.allowed has shape (5, 4); expected one that broadcasts to (2, 3, 5, 5); a padding mask (batch, nk) is Dense(mask[:, None, None, :]), or Lengths(keys=mask.sum(-1))
 rg.attention(q, q, q, mask=rg.Dense(zeros(5, 5)))  # Dense.allowed has dtype torch.float32; expected torch.bool, True = may attend: a float mask added to the scores is score=... >> Bias(mask); 0 and 1 become a mask by
 rg.attention(q, q, q, mask=rg.Dense(zeros(2, 5) > 0))  # Dense.allowed has shape (2, 5); expected one that broadcasts to (2, 3, 5, 5); a padding mask (batch, nk) is Dense(mask[:, None, None, :]), or Lengths(keys=mask.sum(-1))
-rg.attention(q, q, q, mask=rg.Dense([[True]]))  # Dense.allowed is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.attention(q, q, q, mask=rg.Dense([[True]]))  # Dense.allowed is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__): write torch.tensor(...).
 rg.attention(q, q, q, mask=rg.Lengths(torch.tensor([3, 5, 2])))  # Lengths.keys has shape (3,); expected a number a sequence, (2,).
 rg.attention(q, q, q, mask=rg.Lengths(torch.tensor([3, 9])))  # Lengths.keys holds 3 to 9; expected numbers from 0 to 5.
 rg.attention(q, q, q, mask=rg.Lengths(torch.tensor([3.0, 5.0])))  # Lengths.keys has dtype torch.float32; expected integers.
@@ -76,11 +77,11 @@ rg.attention(q, q, q, mask=rg.Window(-1, 0))  # Window(before=-1): expected a co
 rg.attention(q, q, q, mask=rg.Window(before="3", after=0))  # Window.before is a str; expected an integer, or None (unbounded).
 rg.attention(q, q, q, mask=rg.Prefix(2.5))  # Prefix.n is 2.5, a float; expected an integer, or an integer tensor (*batch).
 rg.attention(q, q, q, mask=rg.Dilated(0))  # Dilated(step=0): expected a step of 1 or more.
-rg.attention(q, q, q, mask=rg.Documents([0, 0, 1, 1, 1]))  # Documents.q_ids is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.attention(q, q, q, mask=rg.Documents([0, 0, 1, 1, 1]))  # Documents.q_ids is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__): write torch.tensor(...).
 rg.attention(q, q, q, mask=rg.Documents(torch.tensor([0, 0, 1])))  # Documents.q_ids has shape (3,); expected (5,) or (2, 5).
 rg.attention(q, q, q, mask=rg.Retained(torch.zeros(5)))  # Retained.until has dtype torch.float32; expected integers.
 rg.attention(q, q, q, mask=rg.Retained(torch.ones(5) > 0))  # Retained.until has dtype torch.bool; expected integers. Booleans that say which keys stay for all queries are Dense(kept[:, None, None, :]).
-rg.attention(q, q, q, mask=rg.Retained([5] * 5))  # Retained.until is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.attention(q, q, q, mask=rg.Retained([5] * 5))  # Retained.until is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__): write torch.tensor(...).
 rg.attention(q, q, q, mask=rg.Retained(torch.arange(3)))  # Retained.until has shape (3,); expected (5,) or (2, 5) or (2, g, 5) where g divides the 3 heads: a position for each key.
 rg.attention(q, q, q, mask=rg.Retained(torch.ones(2, 2, 5).long()))  # Retained.until has shape (2, 2, 5); expected (5,) or (2, 5) or (2, g, 5) where g divides the 3 heads: a position for each key.
 rg.attention(q, q, q, mask=rg.Where(lambda i, j: i >= j))  # Where.fn cannot be called as fn(b, h, i, j): too many positional arguments. Write it as in Where(lambda b, h, i, j: i >= j).
@@ -95,8 +96,9 @@ rg.attention(q, q, q, score=rg.ScaledDot(scale=zeros(5)))  # ScaledDot.scale has
 rg.attention(q, q, q, score="dot")  # score is a str; expected a Score, such as ScaledDot(), or Custom(fn).
 rg.attention(q, q, q, score=rg.Dot)  # score is the class Dot, not one of its values; write Dot().
 rg.attention(q, q, q, score=rg.ScaledDot() >> rg.Bias(zeros(4, 5)))  # Bias.bias has shape (4, 5); expected one that broadcasts to (2, 3, 5, 5).
-rg.attention(q, q, q, score=rg.ScaledDot() >> rg.Bias([1, 2]))  # Bias.bias is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__).
-rg.attention(q, q, q, score=rg.ScaledDot() >> rg.Alibi(0.5))  # Alibi.slopes is a float; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.attention(q, q, q, score=rg.ScaledDot() >> rg.Bias([1, 2]))  # Bias.bias is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__): write torch.tensor(...).
+rg.attention(q, q, q, score=rg.ScaledDot() >> rg.Alibi(0.5))  # Alibi.slopes is a float; expected a torch tensor or an array (NumPy, or any with __dlpack__). slopes are (heads,): Alibi.geometric(heads) are those of the paper.
+rg.Additive(8, 8, 16)  # w_q is (dq, h), w_k (dk, h) and w (h,): Additive(w_q, w_k, w)
 rg.attention(q, q, q, score=rg.ScaledDot() >> rg.SoftCap(0))  # SoftCap(cap=0.0): expected a finite number above 0.
 rg.attention(q, q, q, score=rg.ScaledDot() >> rg.SoftCap(-3))  # SoftCap(cap=-3.0): expected a finite number above 0.
 rg.attention(q, q, q, score=rg.ScaledDot() >> rg.SoftCap("50"))  # SoftCap.cap is a str; expected a number, or a tensor of one number a head.
@@ -250,7 +252,7 @@ rg.heads.carried(model)  # carried needs given; it has model, given, tokenizer.
 """  # noqa: E501
 
 SOURCES = """
-rg.pack(x, lengths=[3, 9])  # lengths is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.pack(x, lengths=[3, 9])  # lengths is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__): write torch.tensor(...).
 rg.pack(x, lengths=torch.tensor([3]))  # x has shape (2, 5, 12), lengths (1,); expected (batch, n, ...) and (batch,).
 rg.pack(x, cu_seqlens=torch.tensor([0, 3]))  # lengths [3] do not divide 2 tokens; expected their sum.
 rg.pack(x, attention_mask=bool_mask)  # pack has no argument 'attention_mask'; write lengths=mask.sum(-1), where the padding is at the end.
@@ -268,6 +270,9 @@ rg.explain_over(q, q, q)  # explain_over takes q and source by position; the nex
 NAMES_OF_OTHERS = """
 rg.mha  # it is regard.nn.MultiHeadAttention(d_model, heads), and regard.compat.torch.MultiheadAttention has torch's arguments.
 rg.multi_head_attention_forward  # did you mean nn.MultiHeadAttention?
+rg.Sinks  # the first n keys, seen beside a window, are mask=regard.Causal() & (regard.Window(before=w - 1, after=0) | regard.Prefix(n)), and learned sinks are sink=
+rg.KeyPadding  # it is regard.Lengths(keys=lengths), or regard.Dense(mask[:, None, None, :]).
+rg.weights  # it is regard.attention_weights(q, k).
 rg.Padding  # it is regard.Lengths(keys=lengths), or regard.Dense(mask[:, None, None, :]).
 rg.CausalWindow  # a sliding window of w keys, the query's own included, is regard.Window(before=w - 1, after=0).
 rg.bias  # did you mean Bias?

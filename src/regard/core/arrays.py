@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +37,18 @@ def tensor(x: Any, name: str) -> Tensor:
         return _from_numpy(x, name)
     if hasattr(x, "__dlpack__"):
         return torch.from_dlpack(x)
-    raise TypeError(f"{name} is {kind_of(x)}; expected a torch tensor or an array (NumPy, or any with __dlpack__).")
+    raise TypeError(
+        f"{name} is {kind_of(x)}; expected a torch tensor or an array (NumPy, or any with __dlpack__){_instead_of(x)}."
+    )
+
+
+def _instead_of(x: Any) -> str:
+    """What to write for a list."""
+    if not isinstance(x, (list, tuple)):
+        return ""
+    if any(isinstance(t, Tensor) for t in cast("list[Any]", x)):
+        return ": write torch.stack(...), or pack(...) for sequences of unequal lengths"
+    return ": write torch.tensor(...)"
 
 
 def any_nested(*tensors: Any) -> bool:

@@ -57,6 +57,10 @@ _CACHE = "the caches are regard.nn.GrowingCache, FixedCache, RollingCache and Pa
 _PADDING = "it is regard.Lengths(keys=lengths), or regard.Dense(mask[:, None, None, :])"
 _LOOK = 'it is regard.look(model, "a text", tokenizer=tokenizer), whose report has .save("page.html")'
 _LOAD = "regard loads no models: load one with its own library, and pass it to regard.look or regard.patch"
+_SINKS = (
+    "the first n keys, seen beside a window, are mask=regard.Causal() & (regard.Window(before=w - 1, after=0) | "
+    "regard.Prefix(n)), and learned sinks are sink=, a number for each head"
+)
 NAMES = {
     **dict.fromkeys(("MultiHeadAttention", "MHA", "SelfAttention", "CrossAttention"), _LAYER),
     "Attention": f"{_CALL}, and the layer of one head is regard.nn.Attention",
@@ -69,8 +73,9 @@ NAMES = {
     "ring_attention": "it is regard.parallel.ring_attention",
     **dict.fromkeys(("CausalMask", "is_causal"), "it is mask=regard.Causal()"),
     **dict.fromkeys(("SlidingWindow", "SlidingWindowMask", "WindowMask", "sliding_window"), _WINDOW),
+    **dict.fromkeys(("Sink", "Sinks", "AttentionSink", "AttentionSinks", "StreamingLLM"), _SINKS),
     "LocalAttention": "w keys on either side are mask=regard.Window(before=w, after=w)",
-    **dict.fromkeys(("Padding", "PaddingMask", "key_padding_mask"), _PADDING),
+    **dict.fromkeys(("Padding", "PaddingMask", "KeyPadding", "key_padding_mask"), _PADDING),
     **dict.fromkeys(
         ("BlockDiagonal", "BlockDiagonalMask", "DocumentMask"),
         "it is regard.Documents(ids), or regard.pack(sequences).mask",
@@ -86,6 +91,7 @@ NAMES = {
     "Entropy": "it is regard.facts.Entropy, a fact for look and record; regard.entropy(q, k) is differentiable",
     "softmax": "it is part of regard.attention; regard.attention_weights(q, k) gives the weights",
     **dict.fromkeys(("GQA", "MQA", "GroupedQueryAttention", "MultiQueryAttention"), _GROUPED),
+    **dict.fromkeys(("weights", "attention_map", "attention_matrix"), "it is regard.attention_weights(q, k)"),
     "compare": "it is a method of a report: regard.look(model, a).compare(regard.look(model, b))",
     "plot": "it is a method of a report: regard.look(model, text).plot()",
 }

@@ -21,8 +21,8 @@ def answers_wrong_calls(
     """Makes a function, or the constructor of a class, say what to write where Python would refuse the call.
 
     ways: what to write for the arguments of other libraries, by name. note: a sentence that follows where one of these
-    is given, where an argument is missing, and where there are too many. beyond: what to write for the first argument
-    too many by position. A right call costs one more frame.
+    is given, where an argument is missing, where there are too many, and where a field of a class is of a wrong type.
+    beyond: what to write for the first argument too many by position. A right call costs one more frame.
 
     >>> @answers_wrong_calls({"size": "write width=size"})
     ... def box(width, *, depth=1): ...
@@ -43,6 +43,8 @@ def answers_wrong_calls(
                 return fn(*args, **named)
             except TypeError as error:
                 if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # raised inside of fn
+                    if note and made and str(error).startswith(f"{name}."):
+                        raise TypeError(f"{error} {note}") from None
                     raise
                 said = _complaint(fn, name, args, named, ways, note, beyond)
                 raise TypeError(said or str(error)) from None

@@ -64,7 +64,8 @@ def _alike(k: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @answers_wrong_calls(
-    {}, "It compares positions: where the numbers of queries and keys differ, pass positions=tail(nq, nk) beside it."
+    dict.fromkeys(("offset", "diagonal"), "leave it out"),
+    "It compares positions: where the numbers of queries and keys differ, pass positions=tail(nq, nk) beside it.",
 )
 @dataclass(frozen=True)
 class Causal(Mask):

@@ -68,9 +68,9 @@ class SoftCap(Modifier):
 @answers_wrong_calls(
     {
         "alibi_slopes": "write slopes=alibi_slopes",
-        **dict.fromkeys(("heads", "num_heads", "n_heads"), "write slopes=2.0 ** (-8 * torch.arange(1, h + 1) / h)"),
+        **dict.fromkeys(("heads", "num_heads", "n_heads"), "write slopes=Alibi.geometric(heads)"),
     },
-    "slopes are (heads,): 2.0 ** (-8 * torch.arange(1, h + 1) / h) are those of the paper for h heads.",
+    "slopes are (heads,): Alibi.geometric(heads) are those of the paper.",
 )
 @dataclass(frozen=True)
 class Alibi(Modifier):
