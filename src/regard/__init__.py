@@ -1,5 +1,6 @@
 """regard: exact attention with any score function, in linear memory, that lets you look inside."""
 
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 from regard import nn as nn
@@ -83,6 +84,9 @@ from regard.sources.explain_over import explain_over as explain_over
 from regard_command.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from regard import compat as compat
+    from regard import parallel as parallel
+    from regard import testing as testing
     from regard.compat.torch.patch import patch as patch
 
 __all__ = [
@@ -166,13 +170,18 @@ __all__ = [
 _choose_functions()
 
 
+_ON_DEMAND = ("compat", "parallel", "testing")  # modules that are loaded when they are asked for
+
+
 def __dir__() -> list[str]:
     """The public names: what completion shows after `rg.`."""
-    return ["__version__", *__all__]
+    return ["__version__", *__all__, *_ON_DEMAND]
 
 
 def __getattr__(name: str) -> object:
-    """patch, which is loaded when it is asked for."""
+    """What is loaded when it is asked for: patch, and modules."""
+    if name in _ON_DEMAND:
+        return _import_module(f"{__name__}.{name}")
     if name != "patch":
         parts = {"nn": nn, "facts": facts, "heads": heads, "sources": sources}
         inside = [each for part, module in parts.items() for each in _public_names(vars(module), f"{part}.")]

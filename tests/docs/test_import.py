@@ -37,6 +37,15 @@ def test_import_loads_nothing_optional_or_slow() -> None:
     assert done.stdout.split() == []
 
 
+@pytest.mark.parametrize("name", ["compat.torch.flex_attention", "parallel.ring_attention", "testing.check_mask"])
+def test_modules_that_are_loaded_on_demand(name: str) -> None:
+    """Messages name them: what they say can be written after `import regard` alone."""
+    script = f"import regard; print(callable(regard.{name}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout == "True\n", done.stderr
+    assert name.partition(".")[0] in dir(regard)
+
+
 def test_public_names_exist_once() -> None:
     assert len(regard.__all__) == len(set(regard.__all__))
     assert [name for name in regard.__all__ if not hasattr(regard, name)] == []

@@ -272,6 +272,13 @@ rg.mha  # it is regard.nn.MultiHeadAttention(d_model, heads), and regard.compat.
 rg.multi_head_attention_forward  # did you mean nn.MultiHeadAttention?
 rg.Sinks  # the first n keys, seen beside a window, are mask=regard.Causal() & (regard.Window(before=w - 1, after=0) | regard.Prefix(n)), and learned sinks are sink=
 rg.KeyPadding  # it is regard.Lengths(keys=lengths), or regard.Dense(mask[:, None, None, :]).
+rg.top_keys  # it is regard.facts.Top(k), a fact for look and record.
+rg.facts.TopK  # it is Top(k), which answers with TopKeys.
+rg.compat.flexattention  # module 'regard.compat' has no attribute 'flexattention'
+rg.nn.MultiHeadAttention(32, 4, score=rg.SoftCap(5))  # score SoftCap(cap=5.0) begins with a modifier; begin with a similarity, as in ScaledDot() >> SoftCap(cap=5.0).
+rg.nn.MultiHeadAttention(32, 4, dropout=rg.Dropout(0.1))  # Dropout.p is a Dropout; expected a number from 0 to 1.
+rg.nn.MultiHeadAttention(32, 4, rope=True)  # write rotary=Rotary(d_k).
+rg.look(q, q).entropy  # 'FactResults' object has no attribute 'entropy'; an answer is read by its fact: seen[Entropy()], seen[MaxScore()].
 rg.weights  # it is regard.attention_weights(q, k).
 rg.Padding  # it is regard.Lengths(keys=lengths), or regard.Dense(mask[:, None, None, :]).
 rg.CausalWindow  # a sliding window of w keys, the query's own included, is regard.Window(before=w - 1, after=0).

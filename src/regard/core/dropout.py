@@ -39,12 +39,10 @@ class Dropout(Value):
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value, expected in (
-            ("p", self.p, "a number from 0 to 1"),
-            ("seed", self.seed, "an integer, or None"),
-        ):
-            if isinstance(value, (str, list, tuple)):
-                raise TypeError(f"Dropout.{name} is {kind_of(value)}; expected {expected}.")
+        if not hasattr(self.p, "__float__"):
+            raise TypeError(f"Dropout.p is {kind_of(self.p)}; expected a number from 0 to 1.")
+        if self.seed is not None and not hasattr(self.seed, "__index__"):
+            raise TypeError(f"Dropout.seed is {kind_of(self.seed)}; expected an integer, or None.")
         if not 0 <= self.p <= 1:
             raise ValueError(f"Dropout(p={self.p}): expected a probability from 0 to 1.")
 

@@ -89,6 +89,7 @@ NAMES = {
     **dict.fromkeys(("visualize", "visualise", "view", "head_view", "model_view", "show", "attention_patterns"), _LOOK),
     **dict.fromkeys(("load", "load_model", "from_pretrained"), _LOAD),
     "Entropy": "it is regard.facts.Entropy, a fact for look and record; regard.entropy(q, k) is differentiable",
+    **dict.fromkeys(("TopKeys", "TopK"), "it is regard.facts.Top(k), a fact for look and record"),
     "softmax": "it is part of regard.attention; regard.attention_weights(q, k) gives the weights",
     **dict.fromkeys(("GQA", "MQA", "GroupedQueryAttention", "MultiQueryAttention"), _GROUPED),
     **dict.fromkeys(("weights", "attention_map", "attention_matrix"), "it is regard.attention_weights(q, k)"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
@@ -48,6 +48,15 @@ class FactResults:
         if fact not in self._answers:
             raise KeyError(f"{fact!r} was not computed; this look has {', '.join(map(repr, self._answers))}.")
         return self._answers[fact]
+
+    if not TYPE_CHECKING:  # which would take every name for an attribute
+
+        def __getattr__(self, name: str) -> object:
+            """AttributeError, with the way to the answers."""
+            said = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_"):
+                said += f"; an answer is read by its fact: {', '.join(f'seen[{fact!r}]' for fact in self._answers)}."
+            raise AttributeError(said)
 
     def way(self, fact: Fact[Any]) -> str:
         """Which way found a fact: the native kernels, or a sweep over tiles in PyTorch, and why that.

@@ -28,6 +28,10 @@ from regard.nn.scores import OwnedScore as OwnedScore
 
 if not TYPE_CHECKING:  # which would take every name for one of this module
 
+    def __dir__() -> list[str]:
+        """The public names: what completion shows."""
+        return _public_names(globals())
+
     def __getattr__(name: str) -> object:
         """AttributeError, with the names that are near."""
         raise _no_name(__name__, name, _public_names(globals()), _NAMES)

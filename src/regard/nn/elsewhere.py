@@ -43,6 +43,7 @@ _SIZES = {
     **dict.fromkeys(("head_dim", "dim_head", "key_dim"), "write d_k=head_dim, d_v=head_dim"),
     **dict.fromkeys(("kdim", "vdim", "context_dim"), "write d_context=: keys and values are made of one context"),
     "batch_first": "leave it out: inputs are (batch, n, d_model)",
+    **dict.fromkeys(("rope", "rotary_emb", "rotary_embedding", "pos_emb"), "write rotary=Rotary(d_k)"),
     "add_zero_attn": "write sink=0.0",
     "add_bias_kv": "it has no counterpart here",
     "qkv_bias": "write bias=",

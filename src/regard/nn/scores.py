@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.core.wrong_calls import kind_of
 from regard.scores.activations import Activation, Tanh
 from regard.scores.additive import Additive
-from regard.scores.algebra import Score
+from regard.scores.algebra import Score, as_pipeline
 from regard.scores.similarity import Bilinear
 
 
@@ -149,7 +149,10 @@ def owned(score: Score | nn.Module) -> Score | nn.Module:
     """The score as an attribute of a layer: a Score that holds tensors becomes an OwnedScore."""
     if not isinstance(score, (Score, nn.Module)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"score is {kind_of(score)}; expected a Score, or a module that returns one when called.")
-    return OwnedScore(score) if isinstance(score, Score) and score.tensors() else score
+    if not isinstance(score, Score):
+        return score
+    as_pipeline(score)
+    return OwnedScore(score) if score.tensors() else score
 
 
 def _lead(heads: int | None) -> tuple[int, ...]:

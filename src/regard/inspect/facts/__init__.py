@@ -53,8 +53,14 @@ from regard.inspect.facts.rows import Top as Top
 from regard.inspect.facts.rows import TopKeys as TopKeys
 from regard.inspect.facts.rows import Visible as Visible
 
+_NAMES = dict.fromkeys(("TopK", "KTop", "Heaviest"), "it is Top(k), which answers with TopKeys")
+
 if not TYPE_CHECKING:  # which would take every name for one of this module
+
+    def __dir__() -> list[str]:
+        """The public names: what completion shows."""
+        return _public_names(globals())
 
     def __getattr__(name: str) -> object:
         """AttributeError, with the names that are near."""
-        raise _no_name(__name__, name, _public_names(globals()), {})
+        raise _no_name(__name__, name, _public_names(globals()), _NAMES)

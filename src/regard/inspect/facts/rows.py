@@ -177,7 +177,7 @@ class _PeakAccumulator(Accumulator[Peak]):
 
 
 class TopKeys(NamedTuple):
-    """keys and weights (*batch, h, nq, k), heaviest first, and the mass `rest` (*batch, h, nq) of all other keys.
+    """Top's answer: keys and weights (*batch, h, nq, k), heaviest first, and the mass `rest` (*batch, h, nq) of others.
 
     Where a row sees fewer than k keys, the remaining keys are -1 and their weights 0.
     """
