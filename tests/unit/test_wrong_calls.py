@@ -139,6 +139,15 @@ rg.attention(q, q, q, mask=rg.Documents(offsets))  # Documents.q_ids has shape (
 rg.SoftCap(softcap=50)  # SoftCap has no argument 'softcap'; write SoftCap(cap). SoftCap(50) keeps the scores within ±50.
 rg.SoftCap()  # SoftCap needs cap. SoftCap(50) keeps the scores within ±50.
 rg.ScaledDot(softmax_scale=0.5)  # write ScaledDot(scale).
+rg.Bilinear()  # Bilinear needs m. m is (dq, dk), or (heads, dq, dk); regard.nn.BilinearScore(dq, dk) learns it.
+rg.Bias(0.5)  # (NumPy, or any with __dlpack__). bias broadcasts to (*batch, heads, nq, nk).
+rg.Temperature()  # Temperature needs t. Temperature(2.0) divides the scores by 2.
+rg.Prefix()  # Prefix needs n. With Prefix(4) every query sees the first 4 positions.
+rg.Dilated()  # Dilated needs step. With Dilated(2) a query sees every second key, itself included.
+rg.Dense("causal")  # allowed holds booleans, True = may attend, and broadcasts to (*batch, heads, nq, nk).
+rg.nn.BilinearScore(8)  # BilinearScore needs d_k; it has d_q, d_k, heads, device, dtype. d_q and d_k are the widths of a query and of a key.
+rg.nn.AdditiveScore(8)  # AdditiveScore needs d_k and hidden
+rg.nn.AdditiveScore(8, 8, units=16)  # write hidden=.
 rg.Alibi(num_heads=8)  # write slopes=Alibi.geometric(heads).
 rg.Alibi()  # Alibi needs slopes; it has slopes, coordinates, query_coordinates. slopes are (heads,)
 rg.Bias(attn_bias=zeros(5, 5))  # write Bias(tensor).

@@ -28,7 +28,8 @@ from regard.masks.ways import way_to_mask
         "key_padding_mask": "write Dense(~key_padding_mask[:, None, None, :]): there True = padding, here True = "
         "may attend",
         "attention_mask": "write Dense(attention_mask.bool()[:, None, None, :]) where 1 = may attend",
-    }
+    },
+    "allowed holds booleans, True = may attend, and broadcasts to (*batch, heads, nq, nk).",
 )
 @dataclass(frozen=True)
 class Dense(Mask):

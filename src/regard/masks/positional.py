@@ -187,7 +187,10 @@ class Window(Mask):
         return cls(before=3, after=0), cls(before=None, after=2)
 
 
-@answers_wrong_calls(dict.fromkeys(("prefix_length", "length", "prefix", "size"), "write Prefix(n)"))
+@answers_wrong_calls(
+    dict.fromkeys(("prefix_length", "length", "prefix", "size"), "write Prefix(n)"),
+    "With Prefix(4) every query sees the first 4 positions.",
+)
 @dataclass(frozen=True)
 class Prefix(Mask):
     """Keys among the first n positions: position of the key < n. n may be an integer tensor (*batch).
@@ -254,7 +257,10 @@ class Prefix(Mask):
         )
 
 
-@answers_wrong_calls(dict.fromkeys(("dilation", "rate", "stride"), "write Dilated(step)"))
+@answers_wrong_calls(
+    dict.fromkeys(("dilation", "rate", "stride"), "write Dilated(step)"),
+    "With Dilated(2) a query sees every second key, itself included.",
+)
 @dataclass(frozen=True)
 class Dilated(Mask):
     """Keys whose distance from the query is a multiple of `step`: (i - j) mod step = 0.

@@ -7,13 +7,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from regard.core.wrong_calls import kind_of
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.scores.activations import Activation, Tanh
 from regard.scores.additive import Additive
 from regard.scores.algebra import Score, as_pipeline
 from regard.scores.similarity import Bilinear
 
 
+@answers_wrong_calls({}, "d_q and d_k are the widths of a query and of a key.")
 class BilinearScore(nn.Module):
     """Learns M of s_ij = q_i^T M k_j; calling it gives Bilinear(M).
 
@@ -54,6 +55,10 @@ class BilinearScore(nn.Module):
         return f"m={tuple(self.m.shape)}"
 
 
+@answers_wrong_calls(
+    dict.fromkeys(("d_hidden", "hidden_size", "units"), "write hidden="),
+    "d_q and d_k are the widths of a query and of a key, hidden that of the hidden layer.",
+)
 class AdditiveScore(nn.Module):
     """Learns the weights of s_ij = w · f(q_i w_q + k_j w_k + b); calling it gives Additive(w_q, w_k, w, b, f).
 

@@ -153,7 +153,10 @@ class Alibi(Modifier):
         return cls(slopes), cls(slopes, coordinates=k, query_coordinates=q)
 
 
-@answers_wrong_calls(dict.fromkeys(("attn_bias", "attn_mask", "mask", "tensor", "position_bias"), "write Bias(tensor)"))
+@answers_wrong_calls(
+    dict.fromkeys(("attn_bias", "attn_mask", "mask", "tensor", "position_bias"), "write Bias(tensor)"),
+    "bias broadcasts to (*batch, heads, nq, nk).",
+)
 @dataclass(frozen=True)
 class Bias(Modifier):
     """s -> s + bias, a tensor that broadcasts to the call's (*batch, heads, nq, nk); -inf hides a pair.

@@ -76,7 +76,10 @@ class ScaledDot(Similarity):
         return cls(), cls(drawn(frame, frame.heads))
 
 
-@answers_wrong_calls(dict.fromkeys(("w", "W", "weight", "matrix", "M"), "write m=W, of shape (dq, dk)"))
+@answers_wrong_calls(
+    dict.fromkeys(("w", "W", "weight", "matrix", "M"), "write m=W, of shape (dq, dk)"),
+    "m is (dq, dk), or (heads, dq, dk); regard.nn.BilinearScore(dq, dk) learns it.",
+)
 @dataclass(frozen=True)
 class Bilinear(Similarity):
     """s_ij = q_i^T M k_j, M (dq, dk) or (heads, dq, dk): queries and keys may differ in width.

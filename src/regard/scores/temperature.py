@@ -17,7 +17,9 @@ from regard.scores.algebra import Modifier, Score
 from regard.scores.fields import number, shape_error_by_head
 
 
-@answers_wrong_calls(dict.fromkeys(("temperature", "tau", "T"), "write Temperature(t)"))
+@answers_wrong_calls(
+    dict.fromkeys(("temperature", "tau", "T"), "write Temperature(t)"), "Temperature(2.0) divides the scores by 2."
+)
 @dataclass(frozen=True)
 class Temperature(Modifier):
     """s -> s / t_h: a temperature above 1 makes the weights more uniform, one below 1 sharpens them.
