@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, ClassVar
 
 import torch
@@ -39,9 +40,10 @@ class Dropout(Value):
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not hasattr(self.p, "__float__"):
+        # classes are asked for: torch.compile does not trace hasattr of a number that a graph holds as a symbol
+        if not isinstance(self.p, (Real, Tensor)):
             raise TypeError(f"Dropout.p is {kind_of(self.p)}; expected a number from 0 to 1.")
-        if self.seed is not None and not hasattr(self.seed, "__index__"):
+        if self.seed is not None and not isinstance(self.seed, (Integral, Tensor, torch.SymInt)):
             raise TypeError(f"Dropout.seed is {kind_of(self.seed)}; expected an integer, or None.")
         if not 0 <= self.p <= 1:
             raise ValueError(f"Dropout(p={self.p}): expected a probability from 0 to 1.")
