@@ -44,17 +44,17 @@ static bool set_positions(const regard_plan& plan, regard_call& c, const Span& s
   return true;
 }
 
-// A tensor for the output, (lead..., nq, dv): of v's dtype, of q's where v is in pages or int8, or float.
+// A tensor for the output, (lead..., nq, dv): of v's dtype, of q's where v is in pages or int8, or float. Where it may
+// be, it is laid out as q: see `empty_out` of launch.py.
 static PyObject* empty_out(const regard_plan& plan, PyObject* q, PyObject* v, const CallTensors& given) {
   const bool of_q = given.paged || given.int8;
   const DLTensor &like = given.x[0], &values = given.x[of_q ? 0 : 2];
   const int64_t axes = plan.leads + 2;
-  bool as_q = like.ndim == axes && like.shape[axes - 1] == plan.dv &&
-              like.dtype.bits == (plan.float_out ? 32 : values.dtype.bits) &&
-              (plan.float_out || like.dtype.code == values.dtype.code);
+  bool as_q = like.ndim == axes && like.shape[axes - 1] == plan.dv && rows_apart(like);
   for (int64_t n = 0; as_q && n < plan.leads; ++n) as_q = like.shape[n] == plan.lead[n];
-  if (as_q && dense(like, like.ndim))
-    return PyObject_CallFunctionObjArgs(py.empty_like, q, nullptr);  // the fastest way
+  if (as_q && plan.float_out) return PyObject_CallFunctionObjArgs(py.empty_float_like, q, nullptr);
+  if (as_q && like.dtype.bits == values.dtype.bits && like.dtype.code == values.dtype.code)
+    return PyObject_CallFunctionObjArgs(py.empty_like, q, nullptr);
   const Ref shape{PyTuple_New(axes)};
   for (int64_t n = 0; shape && n < axes; ++n) {
     const int64_t size = n < plan.leads ? plan.lead[n] : n == plan.leads ? given.nq : plan.dv;

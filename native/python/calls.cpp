@@ -192,10 +192,11 @@ PyMethodDef methods[] = {{"attend", settled<attend>, METH_FASTCALL, nullptr},
 
 // The functions above, from what they use of Python's, in the order of Names.
 extern "C" __attribute__((visibility("default"))) PyObject* regard_start(PyObject* given) {
-  PyObject** const to[] = {&py.tensor, &py.parameter,  &py.positions,    &py.paged,           &py.int8_rows,
-                           &py.is_neg, &py.empty_like, &py.new_empty,    &py.get_num_threads, &py.is_grad_enabled,
-                           &py.guards, &py.forward_ad, &py.float_tensor, &py.fields,          &py.dtype,
-                           &py.tuple,  &py.lengths,    &py.int64};
+  PyObject** const to[] = {
+      &py.tensor,          &py.parameter,  &py.positions,        &py.paged,        &py.int8_rows,
+      &py.is_neg,          &py.empty_like, &py.empty_float_like, &py.new_empty,    &py.get_num_threads,
+      &py.is_grad_enabled, &py.guards,     &py.forward_ad,       &py.float_tensor, &py.fields,
+      &py.dtype,           &py.tuple,      &py.lengths,          &py.int64};
   constexpr Py_ssize_t kCount = sizeof(to) / sizeof(to[0]);
   if (PyTuple_Size(given) != kCount + 1) return return_none();
   py.dlpack = (const DLPackExchangeAPI*)PyCapsule_GetPointer(PyTuple_GetItem(given, 0), "dlpack_exchange_api");

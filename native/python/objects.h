@@ -70,7 +70,7 @@ static PyObject* packed(PyObject* tuple, int64_t less) {
 struct Names {
   const DLPackExchangeAPI* dlpack;
   PyObject *tensor, *parameter, *positions, *paged, *int8_rows;  // types
-  PyObject *is_neg, *empty_like, *new_empty;                     // called with a tensor
+  PyObject *is_neg, *empty_like, *empty_float_like, *new_empty;  // called with a tensor
   PyObject *get_num_threads, *is_grad_enabled,
       *guards;                                         // guards: true where somebody watches or changes what torch does
   PyObject *forward_ad, *float_tensor;                 // the module; a tensor of float32
@@ -152,6 +152,14 @@ static bool dense(const DLTensor& t, int axes) {
   for (int n = t.ndim - 1; n >= t.ndim - axes && n >= 0; step *= t.shape[n--])
     if (t.shape[n] != 1 && t.strides[n] != step) return empty(t);
   return true;
+}
+
+// Whether the numbers of each row lie one behind the other, and no number belongs to two rows.
+static bool rows_apart(const DLTensor& t) {
+  const int last = t.ndim - 1;
+  for (int n = 0; n < last; ++n)
+    if (t.shape[n] != 1 && t.strides[n] < t.shape[last]) return empty(t);
+  return t.shape[last] == 1 || t.strides[last] == 1;
 }
 
 // Fills in what a struct holds of one tensor; false where it cannot hold such a tensor. axes: as of as_operand.

@@ -91,6 +91,8 @@ def attention(
     The output is differentiable, to any order and in forward mode, with respect to q, k, v, the sink and every tensor
     in the score. Hidden keys and values never change the output, NaN and inf included; a NaN that a query can see stays
     visible. Inputs are never written to, and outputs never share their memory.
+    The axes of the output may lie in memory in the order of q's, as those of torch's function do: use reshape(), not
+    view(), on it.
     Raises ShapeError, TypeError or ValueError for wrong inputs, Unsupported where a named backend cannot run the call.
     Source: Vaswani et al. 2017 (arXiv 1706.03762); Dao et al. 2022 (arXiv 2205.14135).
 

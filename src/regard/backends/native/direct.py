@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sysconfig
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -61,7 +61,7 @@ def direct() -> Direct:
         (
             Tensor.__dlpack_c_exchange_api__,  # pyright: ignore
             *(Tensor, torch.nn.Parameter, Positions, Paged, Int8Rows),
-            *(Tensor.is_neg, torch.empty_like, Tensor.new_empty),
+            *(Tensor.is_neg, torch.empty_like, partial(torch.empty_like, dtype=torch.float32), Tensor.new_empty),
             *(
                 torch.get_num_threads,
                 torch.is_grad_enabled,

@@ -38,9 +38,32 @@ THREAD_WORK = 1 << 20
 
 
 def empty_results(args: KernelArgs) -> tuple[Tensor, Tensor]:
-    """out (*batch, h, nq, dv) and lse (*batch, h, nq), float32, to be filled."""
-    lse = torch.empty(args.shape, dtype=torch.float32, device=args.q.device)
-    return lse.new_empty((*args.shape, args.v.shape[-1])), lse
+    """out and lse, to be filled."""
+    return empty_out(args), empty_lse(args)
+
+
+def empty_in_graph(args: KernelArgs) -> KernelResults:
+    """out, lse and row_stats, to be filled, without gaps: a graph is told of a layout that does not depend on q's."""
+    out = torch.empty((*args.shape, args.v.shape[-1]), dtype=torch.float32, device=args.q.device)
+    return out, empty_lse(args), empty_row_stats(args)
+
+
+def empty_out(args: KernelArgs) -> Tensor:
+    """out (*batch, h, nq, dv), float32, to be filled.
+
+    Its axes lie in memory in the order of q's where it has q's shape, if no number of q belongs to two rows: layers have
+    the heads of a token beside each other in q, and their last projection reads them so.
+    """
+    q, shape = args.q, (*args.shape, args.v.shape[-1])
+    apart = all(n == 1 or step >= shape[-1] for n, step in zip(q.shape[:-1], q.stride()[:-1], strict=True))
+    if q.shape == shape and q.stride(-1) == 1 and apart:
+        return torch.empty_like(q, dtype=torch.float32)
+    return torch.empty(shape, dtype=torch.float32, device=q.device)
+
+
+def empty_lse(args: KernelArgs) -> Tensor:
+    """lse (*batch, h, nq), float32, to be filled."""
+    return torch.empty(args.shape, dtype=torch.float32, device=args.q.device)
 
 
 def empty_row_stats(args: KernelArgs) -> Tensor:

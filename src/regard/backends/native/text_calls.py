@@ -14,8 +14,7 @@ from regard.backends.native.launch import (
     MOST_FLOAT,
     KernelResults,
     arguments,
-    empty_results,
-    empty_row_stats,
+    empty_in_graph,
     filled_without_pairs,
 )
 from regard.backends.native.lower_mask import MASK_TENSORS, lower_mask
@@ -51,7 +50,7 @@ def with_mask(args: KernelArgs) -> KernelArgs:
 def forward_of_text(args: KernelArgs) -> KernelResults:
     """out, lse and row_stats of a call whose modifiers are a text."""
     problem = _problem(args)
-    results = *empty_results(args), empty_row_stats(args)
+    results = empty_in_graph(args)
     if filled_without_pairs(args, *results):
         return results
     if why_not(problem) is not None:

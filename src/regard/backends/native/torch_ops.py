@@ -16,8 +16,7 @@ from regard.backends.native.launch import (
     KernelResults,
     arguments,
     check_shapes,
-    empty_results,
-    empty_row_stats,
+    empty_in_graph,
     filled_without_pairs,
     natural_row_stats,
 )
@@ -69,14 +68,10 @@ def _forward(*given: Any) -> KernelResults:
     if args.score_text:
         return forward_of_text(args)
     args = with_mask(args)
-    out, lse, row_stats = results = _empty(args)
+    out, lse, row_stats = results = empty_in_graph(args)
     if not filled_without_pairs(args, out, lse, row_stats):
         library().run(arguments(args, out=out, lse=lse, row_stats=row_stats))
     return results
-
-
-def _empty(args: KernelArgs) -> KernelResults:
-    return *empty_results(args), empty_row_stats(args)
 
 
 def _backward(*arguments: Any) -> list[Tensor]:
@@ -137,7 +132,7 @@ def _refuse(ctx: Any, *_: Any) -> None:
 
 torch.library.define("regard::forward", f"({_SCHEMA}) -> (Tensor, Tensor, Tensor)")
 torch.library.impl("regard::forward", "CPU", _forward)
-torch.library.register_fake("regard::forward", lambda *arguments: _empty(_args(arguments)))
+torch.library.register_fake("regard::forward", lambda *arguments: empty_in_graph(_args(arguments)))
 torch.library.register_autograd("regard::forward", _pull, setup_context=_keep)
 _GIVEN = "Tensor[] given, str wanted"  # out, lse, row_stats, dout, dlse
 torch.library.define("regard::backward", f"({_SCHEMA}, {_GIVEN}) -> Tensor[]")
