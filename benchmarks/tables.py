@@ -162,12 +162,18 @@ GENERATION = (
 )
 LAYERS, IMAGES = "torch's layers", "models of images"
 BATCH, LONGER, WIDER = (8, 512, 256), (2, 2048, 256), (8, 512, 512)
+SHORT = ((8, 128, 512), (64, 16, 512), (1, 128, 512))
 MODES = (("eval", "forward"), ("training", "both"))
 PATCHING = (
     *(
         Case(LAYERS, f"Transformer{what.capitalize()}, {mode}", shape, what=what, passes=passes)
         for what in ("encoder", "decoder")
         for shape in (BATCH, LONGER, WIDER)
+        for mode, passes in MODES
+    ),
+    *(
+        Case(LAYERS, f"TransformerEncoder, short, {mode}", shape, what="encoder", passes=passes)
+        for shape in SHORT
         for mode, passes in MODES
     ),
     *(
