@@ -114,6 +114,7 @@ rg.attention(q, q, q, dropout=rg.Dropout)  # dropout is the class Dropout, not o
 rg.attention(q, q, q, dropout=torch.nn.Dropout(0.1))  # dropout is a Dropout; expected Dropout(p), or None.
 rg.attention(q, q, q, dropout=True)  # dropout is a bool; expected Dropout(p), or None.
 rg.attention(q, q, q, sink="0")  # sink is a str; expected a number, or a tensor of one number a head.
+rg.attention(q, q, q, sink=True)  # sink is a bool; expected a number, or a tensor of one number a head.
 rg.attention(q, q, q, sink=zeros(4))  # sink has shape (4,); expected a logit a head, (3,), or (2, 3).
 rg.attention(q, q, q, positions=rg.tail(5, 7))  # positions.k has shape (7,); expected (5,) or (2, 5).
 rg.attention(q, q, q, positions="tail")  # positions is a str; expected head(nq, nk), tail(nq, nk) or Positions(q, k).
@@ -154,6 +155,7 @@ rg.nn.MultiHeadAttention(12.0, 3)  # MultiHeadAttention.d_model is a float; expe
 rg.nn.MultiHeadAttention(12, 0)  # heads=0; expected 1 or more.
 rg.nn.MultiHeadAttention(12, 3, key_heads=2)  # heads=3, key_heads=2; expected heads to be a multiple of key_heads.
 rg.nn.MultiHeadAttention(12, 3, dropout=2)  # Dropout(p=2): expected a probability from 0 to 1.
+rg.nn.MultiHeadAttention(12, 3, sink=True)  # sink is a bool; expected a number, or a tensor of one number a head.
 rg.nn.MultiHeadAttention(12, 3, rotary=True)  # rotary is a bool; expected a Rotary, such as Rotary(4), or None.
 rg.nn.MultiHeadAttention(12, 3, score="dot")  # score is a str; expected a Score, or a module that returns one when called.
 layer()  # MultiHeadAttention.forward needs x; it has x, context, mask, positions, cache.
@@ -195,6 +197,7 @@ rg.nn.AttentionPooling()  # AttentionPooling needs d_model and hidden; it has d_
 """  # noqa: E501
 
 LOOK = """
+rg.record("gpt2")  # record has a str; expected the model, an nn.Module: with rg.record(model) as tape: model(x).
 rg.look()  # look takes what it looks at by position: look(model, text, tokenizer=...), look(layer, x) or look(q, k).
 rg.look("hello")  # look begins with 'hello', a str; expected a model that its own library has loaded: look(model, text, tokenizer=tokenizer); or tensors: look(q, k).
 rg.look(model=3)  # look takes what it looks at by position: look(model, text, tokenizer=...), look(layer, x) or look(q, k); 'model' came by name.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -32,11 +32,10 @@ COMPILED = 'record a compiled model under torch.compiler.set_stance("force_eager
 OVERVIEW: tuple[Fact[Any], ...] = (Entropy(), MaxScore(), Received(), Map())
 
 
-@contextmanager
 @answers_wrong_calls({"model_name": "pass the model itself"})
 def record(
     model: nn.Module, facts: tuple[Fact[Any], ...] = OVERVIEW, *, layers: Layers = "*"
-) -> Generator[Tape, None, None]:
+) -> AbstractContextManager[Tape]:
     """Records every attention call that `model` makes on this thread inside the `with` block; yields the Tape.
 
     It records the calls of regard's own layers and functions, of torch's scaled_dot_product_attention,
@@ -70,10 +69,15 @@ def record(
             "model(x). Of a pipeline of transformers that is pipeline.model."
         )
     check_facts(facts)
+    return _recording(model, tuple(facts), layers)
+
+
+@contextmanager
+def _recording(model: nn.Module, facts: tuple[Fact[Any], ...], layers: Layers) -> Generator[Tape, None, None]:
     _refuse_compiled(model)
     running, kinds = Running(model), Kinds(model)
     wanted = chosen(layers, running.names.values())
-    tape, misses = Tape(tuple(facts)), Misses(running)
+    tape, misses = Tape(facts), Misses(running)
     listener = _Listener(running, kinds, wanted, tape, misses)
     with running.open(), kinds.open(), observing(listener.notified), watching_interface(), watching(listener.seen):
         yield tape

@@ -24,6 +24,7 @@ from regard.nn.elsewhere import answers_weights_calls
 from regard.nn.rotary import Rotary
 from regard.nn.scores import owned
 from regard.scores.algebra import Score
+from regard.scores.fields import number
 from regard.scores.similarity import ScaledDot
 
 
@@ -279,9 +280,7 @@ def _check_dtype(name: str, x: Tensor, projection: nn.Module) -> None:
 
 
 def _logits(sink: Tensor | float, heads: int, place: dict[str, Any]) -> Tensor:
-    logits = torch.as_tensor(sink, **place)
-    if not logits.is_floating_point():  # a whole number
-        logits = logits.to(torch.get_default_dtype())
+    logits = torch.as_tensor(number(sink, "sink"), **place)
     if tuple(logits.shape) not in ((), (1,), (heads,)):
         raise ShapeError(f"sink has shape {listed(logits.shape)}; expected a number, or one logit a head, ({heads},).")
     return logits.expand(heads).clone()

@@ -22,7 +22,7 @@ def parameter(x: Any, name: str) -> Tensor:
 
 def number(x: Any, name: str) -> float | Tensor:
     """A scalar field of a score: a number, or a tensor () or (heads,), which may be learned."""
-    if isinstance(x, str):
+    if isinstance(x, (str, bool)):
         raise TypeError(f"{name} is {kind_of(x)}; expected a number, or a tensor of one number a head.")
     return float(x) if isinstance(x, (int, float)) else parameter(x, name)
 

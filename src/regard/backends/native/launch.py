@@ -51,8 +51,8 @@ def empty_in_graph(args: KernelArgs) -> KernelResults:
 def empty_out(args: KernelArgs) -> Tensor:
     """out (*batch, h, nq, dv), float32, to be filled.
 
-    Its axes lie in memory in the order of q's where it has q's shape, if no number of q belongs to two rows: layers have
-    the heads of a token beside each other in q, and their last projection reads them so.
+    Its axes lie in memory in the order of q's where it has q's shape, if no number of q belongs to two rows: layers
+    have the heads of a token beside each other in q, and their last projection reads them so.
     """
     q, shape = args.q, (*args.shape, args.v.shape[-1])
     apart = all(n == 1 or step >= shape[-1] for n, step in zip(q.shape[:-1], q.stride()[:-1], strict=True))
