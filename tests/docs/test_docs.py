@@ -26,7 +26,10 @@ PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in PAGES if not is_notebook(page.read_text(encoding="utf-8"))]
 ALIGNMENT = ROOT / "docs" / "how-to" / "alignment.md"
 RUN_HERE = [page for page in PAGES if page != ALIGNMENT]  # that one runs in its own test
-SLOW = "entropy.md", "graphs.md", "heads.md", "induction.md", "report.md"
+SLOW = (
+    *("README.md", "embeddings.md", "entropy.md", "facts.md", "generation.md"),
+    *("graphs.md", "heads.md", "induction.md", "report.md", "transformers.md"),
+)
 BLOCK = re.compile(r"^(?P<indent> *)```python *\n(?P<code>.*?)^(?P=indent)``` *$", re.MULTILINE | re.DOTALL)
 
 COMMANDS = (

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import regard
+from selection import few
 
 OPTIONAL = ("matplotlib", "rich", "safetensors", "transformers", "jaxtyping", "hypothesis", "tqdm", "einops")
 SLOW = ("torch._dynamo", "torch._inductor", "sympy")  # a second or more, which `import torch` does not take
@@ -37,7 +38,10 @@ def test_import_loads_nothing_optional_or_slow() -> None:
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize("name", ["compat.torch.flex_attention", "parallel.ring_attention", "testing.check_mask"])
+ON_DEMAND = "compat.torch.flex_attention", "parallel.ring_attention", "testing.check_mask"
+
+
+@pytest.mark.parametrize("name", few(ON_DEMAND, "testing.check_mask"))
 def test_modules_that_are_loaded_on_demand(name: str) -> None:
     """Messages name them: what they say can be written after `import regard` alone."""
     script = f"import regard; print(callable(regard.{name}))"

@@ -83,6 +83,7 @@ def process_of() -> Iterator[Callable[[str], Executor]]:
         yield of
 
 
+@pytest.mark.full  # each peer has a process of its own
 @pytest.mark.parametrize("name", ["onnx", "openvino", "jax"])
 @pytest.mark.parametrize("what", [what for what in TINY if what != "dropout"])
 def test_peers_are_right_where_they_are_installed(name: str, what: str, process_of: Callable[[str], Executor]) -> None:

@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 import regard as rg
 from regard.compat.torch import flex_attention
+from selection import few
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
@@ -51,8 +52,8 @@ def block_mask(name: str) -> Any:
     return made if made is None else create_block_mask(*made, NQ, NK, device="cpu")
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("mask", few(MASKS, "empty rows", "documents"))
+@pytest.mark.parametrize("score", few(SCORES, "bias by head", "cap"))
 def test_like_torch(score: str, mask: str) -> None:
     q, k, v = drawn()
     options = {"score_mod": SCORES[score], "block_mask": block_mask(mask), "enable_gqa": True}

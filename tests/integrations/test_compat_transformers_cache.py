@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from selection import few
+
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 pytest.importorskip(
     "transformers.generation.continuous_batching.cache_allocators", reason="needs transformers 5.23 or later"
@@ -118,7 +120,7 @@ def test_a_prompt_that_is_read_once(cache: str) -> None:
     assert read.get_seq_length() == PROMPT
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("cache", few(CACHES, "paged"))
 def test_removed_repeated_chosen_and_used_again(cache: str) -> None:
     model, ids = MODELS["hybrid"].build(NAME), torch.randint(3, VOCABULARY, (2, 200))
     ours = CACHES[cache](model.config)

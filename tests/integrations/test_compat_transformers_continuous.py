@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from selection import few
+
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 pytest.importorskip(
     "transformers.generation.continuous_batching.cache_allocators", reason="needs transformers 5.23 or later"
@@ -37,7 +39,7 @@ def generated(model: Any, texts: list[list[int]], **options: Any) -> list[list[i
     return [answer.generated_tokens for answer in answers.values()]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", few(MODELS, "grouped", "hybrid"))
 def test_tokens_of_several_orders(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = prompts()
     expected = generated(MODELS[name].build(PEERS[name]), texts)

@@ -60,6 +60,7 @@ CASES = [("Llama", "left"), ("Llama", "none")]
 MORE = [("Llama", "holes"), ("Gemma3", "left"), ("Mistral", "none"), ("GPT-2", "left"), ("T5", "left")]
 
 
+@pytest.mark.full  # torch's compiler takes seconds for each graph
 @pytest.mark.parametrize(("name", "side"), [*CASES, *(pytest.param(*case, marks=pytest.mark.full) for case in MORE)])
 def test_the_steps_are_one_graph(name: str, side: str) -> None:
     """As many as with sdpa, and no more for more tokens than torch compiles again for (8)."""

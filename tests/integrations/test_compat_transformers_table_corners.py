@@ -41,6 +41,7 @@ def compare(*models: T5EncoderModel, n: int = 70) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
+@pytest.mark.full  # torch's compiler takes seconds
 def test_one_graph_for_all_lengths() -> None:
     torch.compiler.reset()
     _, model = encoders()

@@ -140,6 +140,7 @@ def test_a_gradient_of_the_queries_passes() -> None:
     exact(asked.grad, other.grad)
 
 
+@pytest.mark.full  # torch's compiler takes seconds for each graph
 @pytest.mark.parametrize("name", ["growing", "fixed", "paged"])
 def test_compiled_steps(name: str) -> None:
     """A graph widens the keys: the numbers are the same."""
