@@ -156,6 +156,9 @@ rg.nn.MultiHeadAttention(12, 0)  # heads=0; expected 1 or more.
 rg.nn.MultiHeadAttention(12, 3, key_heads=2)  # heads=3, key_heads=2; expected heads to be a multiple of key_heads.
 rg.nn.MultiHeadAttention(12, 3, dropout=2)  # Dropout(p=2): expected a probability from 0 to 1.
 rg.nn.MultiHeadAttention(12, 3, sink=True)  # sink is a bool; expected a number, or a tensor of one number a head.
+rg.nn.MultiHeadAttention(32, 4, score=rg.SoftCap(5))  # score SoftCap(cap=5.0) begins with a modifier; begin with a similarity, as in ScaledDot() >> SoftCap(cap=5.0).
+rg.nn.MultiHeadAttention(32, 4, dropout=rg.Dropout(0.1))  # Dropout.p is a Dropout; expected a number from 0 to 1.
+rg.nn.MultiHeadAttention(32, 4, rope=True)  # write rotary=Rotary(d_k).
 rg.nn.MultiHeadAttention(12, 3, rotary=True)  # rotary is a bool; expected a Rotary, such as Rotary(4), or None.
 rg.nn.MultiHeadAttention(12, 3, score="dot")  # score is a str; expected a Score, or a module that returns one when called.
 layer()  # MultiHeadAttention.forward needs x; it has x, context, mask, positions, cache.
@@ -198,6 +201,8 @@ rg.nn.AttentionPooling()  # AttentionPooling needs d_model and hidden; it has d_
 
 LOOK = """
 rg.record("gpt2")  # record has a str; expected the model, an nn.Module: with rg.record(model) as tape: model(x).
+rg.record(model).calls  # a recording has no 'calls' before it is run: with rg.record(model) as tape: model(x), and the tape has them.
+rg.record(model)["0"]  # a recording has no calls before it is run: with rg.record(model) as tape: model(x), and the tape has them.
 rg.look()  # look takes what it looks at by position: look(model, text, tokenizer=...), look(layer, x) or look(q, k).
 rg.look("hello")  # look begins with 'hello', a str; expected a model that its own library has loaded: look(model, text, tokenizer=tokenizer); or tensors: look(q, k).
 rg.look(model=3)  # look takes what it looks at by position: look(model, text, tokenizer=...), look(layer, x) or look(q, k); 'model' came by name.
@@ -206,6 +211,7 @@ rg.look(model, torch.tensor([0.5, 1.5]))  # a Tensor of float32 came for ByteTra
 rg.look(model, input_ids=torch.tensor([1, 2]))  # look has no argument 'input_ids'; pass the ids by position: look(model, ids).
 rg.look("gpt2", "hello")  # look begins with 'gpt2', a str; expected a model that its own library has loaded: look(model, text, tokenizer=tokenizer); or tensors: look(q, k).
 rg.look(torch.nn.Linear(3, 3), zeros(2, 3))  # a Tensor of float32 came for Linear; expected a text, with tokenizer=..., or its token ids. look also takes an image, and the input of a layer of regard.nn: look(layer, x).
+rg.look(q, q).entropy  # 'FactResults' object has no attribute 'entropy'; an answer is read by its fact: seen[Entropy()], seen[MaxScore()].
 rg.look(q, q, facts="entropy")  # facts holds a str; expected facts, such as Entropy().
 rg.look(q, q, facts=rg.facts.Entropy)  # facts is the class Entropy; expected a tuple of values: facts=(Entropy(),).
 rg.look(q, q, facts=[rg.facts.Entropy])  # facts holds the class Entropy, not one of its values; write Entropy().
@@ -278,10 +284,6 @@ rg.KeyPadding  # it is regard.Lengths(keys=lengths), or regard.Dense(mask[:, Non
 rg.top_keys  # it is regard.facts.Top(k), a fact for look and record.
 rg.facts.TopK  # it is Top(k), which answers with TopKeys.
 rg.compat.flexattention  # module 'regard.compat' has no attribute 'flexattention'
-rg.nn.MultiHeadAttention(32, 4, score=rg.SoftCap(5))  # score SoftCap(cap=5.0) begins with a modifier; begin with a similarity, as in ScaledDot() >> SoftCap(cap=5.0).
-rg.nn.MultiHeadAttention(32, 4, dropout=rg.Dropout(0.1))  # Dropout.p is a Dropout; expected a number from 0 to 1.
-rg.nn.MultiHeadAttention(32, 4, rope=True)  # write rotary=Rotary(d_k).
-rg.look(q, q).entropy  # 'FactResults' object has no attribute 'entropy'; an answer is read by its fact: seen[Entropy()], seen[MaxScore()].
 rg.weights  # it is regard.attention_weights(q, k).
 rg.Padding  # it is regard.Lengths(keys=lengths), or regard.Dense(mask[:, None, None, :]).
 rg.CausalWindow  # a sliding window of w keys, the query's own included, is regard.Window(before=w - 1, after=0).

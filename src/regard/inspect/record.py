@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +29,13 @@ from regard.inspect.tape import Tape
 
 COMPILED = 'record a compiled model under torch.compiler.set_stance("force_eager"): its graphs hold nothing to be seen'
 
+WAY = "with rg.record(model) as tape: model(x), and the tape has them."
+
 OVERVIEW: tuple[Fact[Any], ...] = (Entropy(), MaxScore(), Received(), Map())
 
 
 @answers_wrong_calls({"model_name": "pass the model itself"})
-def record(
-    model: nn.Module, facts: tuple[Fact[Any], ...] = OVERVIEW, *, layers: Layers = "*"
-) -> AbstractContextManager[Tape]:
+def record(model: nn.Module, facts: tuple[Fact[Any], ...] = OVERVIEW, *, layers: Layers = "*") -> Recording:
     """Records every attention call that `model` makes on this thread inside the `with` block; yields the Tape.
 
     It records the calls of regard's own layers and functions, of torch's scaled_dot_product_attention,
@@ -69,11 +69,30 @@ def record(
             "model(x). Of a pipeline of transformers that is pipeline.model."
         )
     check_facts(facts)
-    return _recording(model, tuple(facts), layers)
+    return Recording(_recorded(model, tuple(facts), layers))
+
+
+class Recording(AbstractContextManager[Tape]):
+    """A recording that a `with` block begins and ends. What is asked of it outside of one is answered by an error."""
+
+    def __init__(self, block: AbstractContextManager[Tape]) -> None:
+        self._block = block
+
+    def __enter__(self) -> Tape:
+        return self._block.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._block.__exit__(*error)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a recording has no {name!r} before it is run: {WAY}")
+
+    def __getitem__(self, layer: Any) -> NoReturn:
+        raise TypeError(f"a recording has no calls before it is run: {WAY}")
 
 
 @contextmanager
-def _recording(model: nn.Module, facts: tuple[Fact[Any], ...], layers: Layers) -> Generator[Tape, None, None]:
+def _recorded(model: nn.Module, facts: tuple[Fact[Any], ...], layers: Layers) -> Generator[Tape, None, None]:
     _refuse_compiled(model)
     running, kinds = Running(model), Kinds(model)
     wanted = chosen(layers, running.names.values())
