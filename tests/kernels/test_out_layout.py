@@ -58,6 +58,16 @@ def test_every_way_to_the_kernels_lays_out_alike(name: str, layout: str, dtype: 
         torch.testing.assert_close(out.double(), right, **close)
 
 
+@pytest.mark.parametrize("strides", [(36, 1, 4, 1), (180, 5, 20, 5), (36, 9, 1, 9)])
+def test_rows_of_one_number(strides: tuple[int, ...]) -> None:
+    q, k = torch.randn(400).as_strided((2, 4, 9, 1), strides), torch.randn(2, 4, 9, 1)
+    plan_cache.clear()
+    calls = [rg.attention(q.detach().requires_grad_(learned), k, k) for learned in (False, False, False, True, True)]
+    assert len({out.stride() for out in calls}) == 1
+    right = rg.attention(*(t.double() for t in (q, k, k)), backend=rg.Reference())
+    torch.testing.assert_close(calls[-1].double(), right, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_of_every_layout(layout: str) -> None:
     inputs = [of_strides(each, torch.float32) for each in (LAYOUTS[layout][0], TOKENS, TOKENS)]

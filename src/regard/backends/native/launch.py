@@ -56,7 +56,7 @@ def empty_out(args: KernelArgs) -> Tensor:
     """
     q, shape = args.q, (*args.shape, args.v.shape[-1])
     apart = all(n == 1 or step >= shape[-1] for n, step in zip(q.shape[:-1], q.stride()[:-1], strict=True))
-    if q.shape == shape and q.stride(-1) == 1 and apart:
+    if q.shape == shape and (shape[-1] == 1 or q.stride(-1) == 1) and apart:
         return torch.empty_like(q, dtype=torch.float32)
     return torch.empty(shape, dtype=torch.float32, device=q.device)
 
