@@ -85,3 +85,19 @@ def test_a_patched_call_is_laid_out_as_torch_does() -> None:
     with rg.patch(report=None):
         for _ in range(3):
             assert F.scaled_dot_product_attention(q, k, v).stride() == expected.stride()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_sequences_of_unequal_lengths(cached: bool) -> None:
+    """Also new tokens beside a cache, of which C++ makes one list."""
+    x = torch.nested.nested_tensor([torch.randn(n, 4, 16) for n in (5, 17, 3)], layout=torch.jagged)
+    keys, mask = torch.randn(3, 4, 40, 16), rg.Everything() if cached else rg.Causal()
+    plan_cache.clear()
+    for learned in (False, False, False, True, True):
+        q = x.detach().requires_grad_(learned).transpose(1, 2)
+        out = rg.attention(q, *((keys, keys) if cached else (q, q)), mask=mask)
+        assert (cached and learned) or out.transpose(1, 2).values().is_contiguous()
+        for one, alone, key in zip(out.unbind(), q.unbind(), keys if cached else q.unbind(), strict=True):
+            exact = [t.detach().double() for t in (alone, key, key)]
+            right = rg.attention(*exact, mask=mask, backend=rg.Reference())
+            torch.testing.assert_close(one.double(), right, rtol=1e-4, atol=1e-5)

@@ -39,7 +39,7 @@ THREAD_WORK = 1 << 20
 
 def empty_results(args: KernelArgs) -> tuple[Tensor, Tensor]:
     """out and lse, to be filled."""
-    return empty_out(args), empty_lse(args)
+    return empty_out(args.q, (*args.shape, args.v.shape[-1]), torch.float32), empty_lse(args)
 
 
 def empty_in_graph(args: KernelArgs) -> KernelResults:
@@ -48,17 +48,16 @@ def empty_in_graph(args: KernelArgs) -> KernelResults:
     return out, empty_lse(args), empty_row_stats(args)
 
 
-def empty_out(args: KernelArgs) -> Tensor:
-    """out (*batch, h, nq, dv), float32, to be filled.
+def empty_out(q: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """out (*batch, h, nq, dv), to be filled.
 
     Its axes lie in memory in the order of q's where it has q's shape, if no number of q belongs to two rows: layers
     have the heads of a token beside each other in q, and their last projection reads them so.
     """
-    q, shape = args.q, (*args.shape, args.v.shape[-1])
     apart = all(n == 1 or step >= shape[-1] for n, step in zip(q.shape[:-1], q.stride()[:-1], strict=True))
     if q.shape == shape and (shape[-1] == 1 or q.stride(-1) == 1) and apart:
-        return torch.empty_like(q, dtype=torch.float32)
-    return torch.empty(shape, dtype=torch.float32, device=q.device)
+        return torch.empty_like(q, dtype=dtype)
+    return torch.empty(shape, dtype=dtype, device=q.device)
 
 
 def empty_lse(args: KernelArgs) -> Tensor:

@@ -13,7 +13,7 @@ from regard.backends.native.args import KernelArgs
 from regard.backends.native.bind import bind
 from regard.backends.native.call_operands import DIVIDED, RAGGED
 from regard.backends.native.ffi import failure, library, parallel
-from regard.backends.native.launch import THREAD_WORK, arguments, keys_and_values, set_places
+from regard.backends.native.launch import THREAD_WORK, arguments, empty_out, keys_and_values, set_places
 from regard.backends.native.lower_intervals import distances
 from regard.call.problem import Problem
 from regard.core.int8_rows import Int8Rows
@@ -47,14 +47,11 @@ class RaggedPlan:
         self.placed = rule.compares_positions() or "q_at" in args.operands
         self.entry, self.parallel = library().entry(RaggedArguments), parallel()
 
-    @staticmethod
-    def _empty(call: RaggedCall) -> Tensor:
-        return torch.empty(*call.queries.shape[:-1], call.v.shape[-1], dtype=call.v.dtype, device="cpu")
-
     def run(self, call: RaggedCall) -> Tensor | None:
         """out (1, heads, total, dv), in v's dtype; None where positions or lengths are not as one list has them."""
         struct = RaggedArguments.from_buffer_copy(self.struct)
-        of_all, out, rule, at = struct.call, self._empty(call), call.rule, call.positions
+        of_all, rule, at = struct.call, call.rule, call.positions
+        out = empty_out(call.queries, (*call.queries.shape[:-1], call.v.shape[-1]), call.v.dtype)
         k, v, scales = _numbers(call.k, call.v)
         if isinstance(k, Paged):
             of_all.pages = len(k.pages)
