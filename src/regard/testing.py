@@ -21,6 +21,7 @@ from regard.backends.base import Backend
 from regard.backends.native.modifiers.table import STEPS
 from regard.backends.reference import Reference
 from regard.backends.streaming.tiled import Tiled
+from regard.call.arguments import check_kinds
 from regard.call.problem import Problem
 from regard.core.dropout import Dropout
 from regard.core.dtypes import FLOATING
@@ -276,6 +277,7 @@ def check_score(score: Score, at: Frame | None = None, width: int = 7) -> None:
     >>> import regard as rg
     >>> check_score(rg.SoftCap(3.0))
     """
+    check_kinds(score, Everything(), None, None)
     whole = ScaledDot() >> score if isinstance(score, Modifier) else score
     check(draw(frame() if at is None else at, dk=width, score=whole), Tiled(rows=4, keys=3))
 
@@ -286,6 +288,7 @@ def check_mask(mask: Mask, at: Frame | None = None) -> None:
     >>> import regard as rg
     >>> check_mask(rg.Causal() & rg.Window(before=3, after=0))
     """
+    check_kinds(ScaledDot(), mask, None, None)
     at = frame() if at is None else at
     dense = mask.visible(at.region()).expand(at.shape)
     for r, c in ((1, 1), (4, 3), (at.nq, at.nk)):

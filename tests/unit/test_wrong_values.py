@@ -201,6 +201,11 @@ rg.nn.AttentionPooling()  # AttentionPooling needs d_model and hidden; it has d_
 
 LOOK = """
 rg.record("gpt2")  # record has a str; expected the model, an nn.Module: with rg.record(model) as tape: model(x).
+rg.facts.Entropy(q, q)  # Entropy takes no queries and keys; they are look's: rg.look(q, k, facts=(Entropy(),)).
+rg.facts.Map(q, q)  # Map.rows is a Tensor of float32; expected an integer.
+rg.testing.check_mask(rg.Causal)  # mask is the class Causal, not one of its values; write Causal().
+rg.testing.check_mask(lambda b, h, i, j: i >= j)  # mask is a function
+rg.testing.check_score(rg.SoftCap)  # score is the class SoftCap, not one of its values; write SoftCap(...).
 rg.record(model).calls  # a recording has no 'calls' before it is run: with rg.record(model) as tape: model(x), and the tape has them.
 rg.record(model)["0"]  # a recording has no calls before it is run: with rg.record(model) as tape: model(x), and the tape has them.
 rg.look()  # look takes what it looks at by position: look(model, text, tokenizer=...), look(layer, x) or look(q, k).
@@ -283,6 +288,8 @@ rg.Sinks  # the first n keys, seen beside a window, are mask=regard.Causal() & (
 rg.KeyPadding  # it is regard.Lengths(keys=lengths), or regard.Dense(mask[:, None, None, :]).
 rg.top_keys  # it is regard.facts.Top(k), a fact for look and record.
 rg.facts.TopK  # it is Top(k), which answers with TopKeys.
+rg.nn.BahdanauAttention  # it is Attention(d_model, d_k, d_v, score=AdditiveScore(d_k, d_k, hidden)).
+rg.compat.xformers  # regard.masks.peers.from_xformers makes a mask of an attn_bias, for regard.attention.
 rg.compat.flexattention  # module 'regard.compat' has no attribute 'flexattention'
 rg.weights  # it is regard.attention_weights(q, k).
 rg.Padding  # it is regard.Lengths(keys=lengths), or regard.Dense(mask[:, None, None, :]).

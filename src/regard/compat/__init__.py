@@ -12,6 +12,10 @@ from importlib import import_module as _import_module
 
 from regard.core.wrong_calls import no_name as _no_name
 
+_ELSEWHERE = {
+    "xformers": "regard.masks.peers.from_xformers makes a mask of an attn_bias, for regard.attention",
+    "flashinfer": "regard.masks.peers.from_flashinfer makes a mask of its arguments, for regard.attention",
+}
 _ON_DEMAND = ("flash_attention", "jax", "keras", "onnx", "torch", "transformers")
 
 
@@ -22,5 +26,5 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> object:
     """One of the modules."""
     if name not in _ON_DEMAND:
-        raise _no_name(__name__, name, _ON_DEMAND, {})
+        raise _no_name(__name__, name, _ON_DEMAND, _ELSEWHERE)
     return _import_module(f"{__name__}.{name}")

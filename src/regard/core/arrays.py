@@ -138,7 +138,8 @@ def whole_number(x: Any, name: str) -> int:
     try:
         return operator.index(x)
     except TypeError:
-        raise TypeError(f"{name} is {x!r}; expected an integer.") from None
+        came = kind_of(x) if isinstance(x, Tensor) and x.numel() > 1 else repr(x)
+        raise TypeError(f"{name} is {came}; expected an integer.") from None
 
 
 def size(x: Any, name: str, least: int = 0) -> int:

@@ -62,6 +62,7 @@ _SINKS = (
     "regard.Prefix(n)), and learned sinks are sink=, a number for each head"
 )
 NAMES = {
+    "demo": "it is a command, written in a terminal: regard demo",
     **dict.fromkeys(("MultiHeadAttention", "MHA", "SelfAttention", "CrossAttention"), _LAYER),
     "Attention": f"{_CALL}, and the layer of one head is regard.nn.Attention",
     **dict.fromkeys(("attn", "attend"), _CALL),

@@ -15,6 +15,13 @@ NAMES = {
         "it is MultiHeadAttention(d_model, heads): layer(x) is self-attention, layer(x, context) cross-attention",
     ),
     **dict.fromkeys(
+        ("AdditiveAttention", "BahdanauAttention"),
+        "it is Attention(d_model, d_k, d_v, score=AdditiveScore(d_k, d_k, hidden))",
+    ),
+    **dict.fromkeys(
+        ("BilinearAttention", "LuongAttention"), "it is Attention(d_model, d_k, d_v, score=BilinearScore(d_k, d_k))"
+    ),
+    **dict.fromkeys(
         ("TransformerEncoderLayer", "TransformerDecoderLayer", "Transformer", "TransformerEncoder"),
         "regard.patch(model) lets torch's own run on regard",
     ),

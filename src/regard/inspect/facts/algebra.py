@@ -75,6 +75,13 @@ class Fact(Value, Generic[T]):
     tensor([1.0000, 0.5000, 0.3333, 0.2500])
     """
 
+    def __new__(cls, *given: Any, **named: Any) -> Fact[T]:
+        """TypeError where queries and keys come, which a fact does not take."""
+        if len(given) > len(cls.__dataclass_fields__) and all(isinstance(x, Tensor) for x in given[:2]):
+            name = cls.__name__
+            raise TypeError(f"{name} takes no queries and keys; they are look's: rg.look(q, k, facts=({name}(),)).")
+        return super().__new__(cls)
+
     def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[T]:
         """A fresh Accumulator for a problem whose row statistics (*batch, h, nq) are known."""
         raise NotImplementedError(f"{type(self).__name__} does not define accumulator(problem, stats).")
