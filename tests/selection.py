@@ -22,12 +22,13 @@ def plain(items: Sequence[Item]) -> list[Item]:
     """The tests that run without --full, in the order given.
 
     Left out: what is marked `full`; all instruction sets but the best; float16, where a test has bfloat16 too. Of the
-    combinations of parameters that remain, so many are kept that each value comes once, with each backend if there are
-    several; twice, if the test is marked `twice`. Which ones depends on the numbers of the values in their lists alone.
+    combinations of parameters that remain, so many are kept that each value comes once; with each backend, if the test
+    is marked `each_backend`. Which ones depends on the numbers of the values in their lists alone.
     """
     kept: set[Item] = set()
     for group in functions(item for item in items if not item.get_closest_marker("full")):
-        kept.update(_cover(_one_half_dtype(_best_instruction_set(parameters(group))), _values, _times))
+        shown_by = _with_backend if group[0].get_closest_marker("each_backend") else _each
+        kept.update(_cover(_one_half_dtype(_best_instruction_set(parameters(group))), shown_by, 1))
     return [item for item in items if item in kept]
 
 
@@ -42,9 +43,9 @@ def full(items: Sequence[Item]) -> list[Item]:
     for group in functions(items):
         given = parameters(group)
         best = _best_instruction_set(given)
-        kept.update(_cover(best, _pairs, lambda _: 1))
+        kept.update(_cover(best, _pairs, 1))
         others = {item: values for item, values in given.items() if item not in best}
-        kept.update(_cover(others, _singles, lambda _: 2))
+        kept.update(_cover(others, _singles, 2))
     return [item for item in items if item in kept]
 
 
@@ -113,21 +114,15 @@ def _one_half_dtype(group: dict[Item, Values]) -> dict[Item, Values]:
     return {item: values for item, values in group.items() if left_out is None or values["dtype"][1] != left_out}
 
 
-def _times(item: Item) -> int:
-    return 2 if item.get_closest_marker("twice") else 1
-
-
-def _cover(
-    group: dict[Item, Values], shown_by: Callable[[Values], list[Any]], times: Callable[[Item], int]
-) -> list[Item]:
-    """Items that show each feature often enough; first those that show most of what is still wanted."""
+def _cover(group: dict[Item, Values], shown_by: Callable[[Values], Sequence[Any]], times: int) -> list[Item]:
+    """Items that show each feature so many times; first those that show most of what is still wanted."""
     features = {item: shown_by(values) for item, values in group.items()}
     order = sorted(group, key=lambda item: crc32(repr([number for number, _ in group[item].values()]).encode()))
     shown: Counter[Any] = Counter()
     kept: dict[Item, None] = {item: None for item in group if not features[item]}
 
     def wanted(item: Item) -> int:
-        return sum(shown[feature] < times(item) for feature in features[item])
+        return sum(shown[feature] < times for feature in features[item])
 
     for most in range(max(map(len, features.values()), default=0), 0, -1):
         for item in order:
@@ -137,11 +132,10 @@ def _cover(
     return list(kept)
 
 
-def _values(values: Values) -> list[Any]:
-    """The values of an item's parameters, each together with the backend if there is one."""
-    backend = values.get("backend", (None,))[0]
-    found: list[Any] = [] if backend is None else [("backend", backend)]
-    return found + [(value, backend) for value in _each(values, "backend")]
+def _with_backend(values: Values) -> list[Any]:
+    """Each value of an item's parameters, together with the backend."""
+    backend = values["backend"][0]
+    return [(value, backend) for value in _each(values)]
 
 
 def _pairs(values: Values) -> list[Any]:

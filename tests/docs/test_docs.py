@@ -28,7 +28,8 @@ ALIGNMENT = ROOT / "docs" / "how-to" / "alignment.md"
 RUN_HERE = [page for page in PAGES if page != ALIGNMENT]  # that one runs in its own test
 SLOW = (
     *("README.md", "embeddings.md", "entropy.md", "facts.md", "generation.md"),
-    *("graphs.md", "heads.md", "induction.md", "report.md", "transformers.md"),
+    *("graphs.md", "heads.md", "induction.md", "look.md", "mapped.md", "own.md"),
+    *("report.md", "sinks.md", "train.md", "transformers.md", "vit.md"),
 )
 BLOCK = re.compile(r"^(?P<indent> *)```python *\n(?P<code>.*?)^(?P=indent)``` *$", re.MULTILINE | re.DOTALL)
 

@@ -34,6 +34,8 @@ from benchmarks.report import Report
 
 from needed import needs_kernels
 
+pytestmark = pytest.mark.full
+
 SHAPE = (2, 3, 13, 8)
 TINY = {
     what: Case("tiny", what, SHAPE, what=what, lengths=(5, 13) if what == "padding" else ())

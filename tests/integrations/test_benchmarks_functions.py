@@ -17,6 +17,8 @@ from benchmarks import candidates, report, tables, truth
 from benchmarks.functions import FUNCTIONS, WIDE
 from benchmarks.inputs import draw
 
+pytestmark = pytest.mark.full
+
 SMALL = {
     case.name: dataclasses.replace(case, shape=(1, 3, 14 * WIDE, 8))
     for case in tables.FUNCTIONS

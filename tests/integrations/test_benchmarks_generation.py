@@ -25,6 +25,8 @@ from benchmarks.worker import Server
 
 from selection import few
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize("name", candidates.TAKING_PART["generation"])
 @pytest.mark.parametrize("what", GENERATED)

@@ -21,7 +21,7 @@ from benchmarks.inputs import draw
 
 from selection import few
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers itself
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.full]  # those of transformers itself
 SHAPES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(ARCHITECTURES, (2, 24)),
     "Whisper": (1, 80, 80),

@@ -24,6 +24,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.full
 def test_every_cache_gives_the_same_tokens(example: Any) -> None:
     prompt = torch.randint(1, 1024, (2, 9))
     ask = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)}

@@ -313,6 +313,7 @@ def test_what_is_no_number_of_a_pair(answer: Callable[[Tensor, Tensor], Any], sa
         flex_attention(q, q, q, block_mask=mask)
 
 
+@pytest.mark.full
 def test_compiled_calls_stay_with_torch() -> None:
     compiled = torch.compile(lambda q: theirs.flex_attention(q, q, q), backend="eager")
     with rg.patch(report=None) as patch:

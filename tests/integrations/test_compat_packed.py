@@ -201,6 +201,7 @@ def test_what_is_refused() -> None:
     assert not any("forward" in vars(module) for module in model.modules())
 
 
+@pytest.mark.full
 def test_compiled_it_is_refused() -> None:
     model = BERT.build("eager")
     with packed(model), pytest.raises(Exception, match="a packed model cannot be compiled"):

@@ -120,6 +120,7 @@ def test_a_prompt_that_is_read_once(cache: str) -> None:
     assert read.get_seq_length() == PROMPT
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("cache", few(CACHES, "paged"))
 def test_removed_repeated_chosen_and_used_again(cache: str) -> None:
     model, ids = MODELS["hybrid"].build(NAME), torch.randint(3, VOCABULARY, (2, 200))

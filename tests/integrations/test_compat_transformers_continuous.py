@@ -39,6 +39,7 @@ def generated(model: Any, texts: list[list[int]], **options: Any) -> list[list[i
     return [answer.generated_tokens for answer in answers.values()]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", few(MODELS, "grouped", "hybrid"))
 def test_tokens_of_several_orders(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = prompts()

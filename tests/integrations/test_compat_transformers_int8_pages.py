@@ -54,6 +54,7 @@ def one_by_one(name: str) -> list[list[int]]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", few(MODELS, "grouped", "window"))
 def test_tokens_of_several_orders(name: str) -> None:
     texts, model, expected = prompts(), MODELS[name].build(NAME), one_by_one(name)
@@ -62,6 +63,7 @@ def test_tokens_of_several_orders(name: str) -> None:
         assert generated(model, [texts[n] for n in order]) == [expected[n] for n in order]
 
 
+@pytest.mark.full
 def test_several_answers_to_a_prompt() -> None:
     config = greedy(num_return_sequences=2, do_sample=True, top_k=1)
     model = MODELS["hybrid"].build(NAME)

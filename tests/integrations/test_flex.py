@@ -40,7 +40,6 @@ def untraced() -> Iterator[None]:
         yield
 
 
-@pytest.mark.twice
 @pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("score", TAKEN)
 @pytest.mark.parametrize("mask", MASKS)

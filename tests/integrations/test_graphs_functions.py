@@ -16,6 +16,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.full
 def test_a_function_that_is_made_in_a_graph() -> None:
     """It may read what the graph computes; without variables around it, it is recorded as every other."""
 

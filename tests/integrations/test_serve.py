@@ -36,6 +36,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("window", [[], ["--window", "16"]], ids=["full", "window"])
 @pytest.mark.parametrize("key_heads", few(["1", "2"], "2"))
 def test_every_way_gives_the_same_answers(

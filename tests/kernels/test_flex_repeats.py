@@ -235,6 +235,7 @@ def test_gradients_of_queries() -> None:
         assert (found - right).abs().max() < 1e-4
 
 
+@pytest.mark.full
 def test_threads_with_functions_of_one_code() -> None:
     given = drawn()
 

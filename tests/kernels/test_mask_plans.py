@@ -202,6 +202,7 @@ def test_the_backward_reads_what_the_forward_read() -> None:
         )
 
 
+@pytest.mark.full
 def test_a_large_map_is_neither_kept_for_the_backward_nor_made_in_vain() -> None:
     """Its bits are linear in n squared: the general way makes them again."""
     q, k, v = (torch.randn(1, 1, 2048, 8, requires_grad=True) for _ in range(3))

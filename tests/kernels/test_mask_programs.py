@@ -122,6 +122,7 @@ def test_beside_other_steps(isa: str, name: str) -> None:
     check(drawn("blocks", name, dk=16, dv=19, dropout=rg.Dropout(0.3, seed=3)), torch.bfloat16)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["hash", "documents", "causal"])
 def test_additive_scores(isa: str, name: str) -> None:
     score = rg.Additive(None, None, torch.randn(16, dtype=torch.float64) / 4)

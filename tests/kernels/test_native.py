@@ -225,6 +225,7 @@ assert process.exitcode == 0 and found == right
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("computes", few(["one thread", "a new thread"], "a new thread"))
 def test_a_fork_after_use(computes: str) -> None:
     """In a process of its own: other libraries that the tests have loaded have threads, which a fork breaks."""

@@ -77,6 +77,7 @@ def test_values_and_gradients(isa: str, size: str, kind: str, dtype: torch.dtype
     check(testing.draw(at, dk=16, dv=19, mask=seen & dense, dropout=rg.Dropout(0.3, seed=3)), dtype)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", FRAMES)
 def test_additive_scores(isa: str, size: str, kind: str) -> None:

@@ -94,6 +94,7 @@ def test_lengths_at_every_edge(isa: str, n: int) -> None:
     held(at, testing.draw(at))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mask", few(["Everything", "Causal", "Window", "Or"], "Or"))
 def test_more_keys_than_a_block_keeps(isa: str, mask: str) -> None:
     at = testing.frame((1,), 2, 31, KEPT // library().tile[0] + 203)

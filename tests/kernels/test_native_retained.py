@@ -102,6 +102,7 @@ def test_joined_to_other_masks(isa: str, size: str, name: str) -> None:
     check(testing.draw(at, key_heads=2, dk=17, dv=11, mask=masks[name]))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", FRAMES)
 def test_additive_scores(isa: str, size: str) -> None:
     at = FRAMES[size]

@@ -54,7 +54,6 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
     return tuple(torch.randn(shape or (2, 4, 23, 16)).to(dtype).requires_grad_() for _ in range(3))
 
 
-@pytest.mark.twice
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", FRAMES)
 @pytest.mark.parametrize("score", [score for score in testing.scores(FRAMES["square"]) if score != "Custom"])

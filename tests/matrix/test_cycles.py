@@ -137,6 +137,7 @@ def nested_that_call_themselves(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.full
 def test_no_function_is_made_that_calls_itself() -> None:
     paths = sorted(SOURCE.rglob("*.py"))
     assert len(paths) > 200

@@ -111,6 +111,7 @@ PLANTED: dict[str, tuple[Callable[[], Any], Surroundings]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_error_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong, around = PLANTED[name]
@@ -126,6 +127,7 @@ def test_a_result_without_numbers_is_not_compared() -> None:
     assert Surroundings(kind=fake, dressed=("q",)).ask(CALL, lambda *_: results) == {}
 
 
+@pytest.mark.full
 def test_every_surrounding_is_drawn() -> None:
     drawn = [draw_surroundings(Source.of(seed + 4), draw(seed))[0] for seed in range(400)]
     assert {around.default_dtype for around in drawn} == {None, *DTYPES}

@@ -78,7 +78,6 @@ def answers(case: testing.Case, backend: Backend, what: str, value: float) -> di
     return {name: clean_part(name, t.detach()) for name, t in found.items()}
 
 
-@pytest.mark.twice
 @pytest.mark.parametrize("backend", BACKENDS, ids=repr)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def drawn() -> tuple[dict[str, rg.Mask], dict[str, rg.Score]]:
     return testing.masks(FRAME), testing.scores(FRAME)
 
 
-@pytest.mark.twice
+@pytest.mark.each_backend
 @pytest.mark.parametrize(("mask", "score", "backend", "dtype"), CASES, ids=lambda x: str(x).removeprefix("torch."))
 def test_every_mask_and_score(mask: str, score: str, backend: Backend, dtype: torch.dtype) -> None:
     masks, scores = drawn()

@@ -57,7 +57,6 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert torch.equal(found[name].nan_to_num(7), t.nan_to_num(7)), f"{name} has other bits"
 
 
-@pytest.mark.twice
 @pytest.mark.parametrize("surrounding", SURROUNDINGS)
 @pytest.mark.parametrize("backend", [pytest.param(None, marks=needs_kernels), rg.Tiled(rows=4, keys=3), rg.Reference()])
 @pytest.mark.parametrize(("mask", "score"), CALLS)

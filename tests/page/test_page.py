@@ -34,6 +34,7 @@ def test_the_file_names_no_address_and_forbids_connections(file: Path) -> None:
     assert html.count("<script>") == 1 and html.count("</script>") == 2
 
 
+@pytest.mark.full
 def test_a_script_that_is_not_the_pages_own_does_not_run(visit: Any, file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.html"
     html = file.read_text(encoding="utf-8").replace("</body>", "<script>document.title = 'broken in'</script></body>")
@@ -87,6 +88,7 @@ def test_text_can_be_read(visit: Any, scheme: str) -> None:
         assert contrast(seen.style(".grid td", "color"), rgb) > 4.5, hue
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("width", few([340, 390, 768, 1280, 1920], 340))
 def test_the_page_is_as_wide_as_the_screen(visit: Any, width: int) -> None:
     seen = visit(viewport={"width": width, "height": 800})
@@ -125,6 +127,7 @@ def test_no_name_at_the_map_is_cut_off(n: int, width: int, visit: Any, tmp_path:
         assert min(left, top) > -0.005 and max(right, bottom) < 1.005, text
 
 
+@pytest.mark.full
 def test_everything_has_a_name_for_who_cannot_see_it(visit: Any) -> None:
     seen = visit()
     named = "e.getAttribute('aria-label') || e.closest('label') || e.innerText"
@@ -137,6 +140,7 @@ def test_everything_has_a_name_for_who_cannot_see_it(visit: Any) -> None:
     assert seen.page.locator("table caption").count() == 3 and seen.page.locator("th[scope]").count() == 3 * (3 + 2)
 
 
+@pytest.mark.full
 def test_the_overview_needs_no_script(visit: Any) -> None:
     seen = visit(java_script_enabled=False)
     text = seen.page.inner_text("body")

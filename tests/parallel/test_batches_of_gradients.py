@@ -48,6 +48,7 @@ def largest_error(group: Any, name: str, way: str) -> float:
     return max(float((a - b).abs().max()) for a, b in pairs)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", ["is_grads_batched", "vmap", "forward mode"])
 @pytest.mark.parametrize("name", ["ring", "ulysses", "unshard"])
 def test_batches_and_tangents(gloo: Group, name: str, way: str) -> None:

@@ -59,6 +59,7 @@ def alike(found: list[list[Tensor]]) -> bool:
     return all(torch.equal(a, b) for other in found for a, b in zip(other, found[0], strict=True))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", few([torch.float32, torch.float64, torch.bfloat16], torch.float32))
 @pytest.mark.parametrize("mask", few(MASKS, "documents"))
 def test_any_number_of_ranks_gives_the_same_bits(gloo: Group, mask: str, dtype: torch.dtype) -> None:

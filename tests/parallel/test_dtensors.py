@@ -35,6 +35,7 @@ def distributed(group: Any) -> tuple[float, str]:
     return max(errors), str(out.placements)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ranks", [3, 2, 4])
 def test_a_sharded_sequence(gloo: Group, ranks: int) -> None:
     for error, placements in gloo.run(distributed, ranks=ranks):

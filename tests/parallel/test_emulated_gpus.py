@@ -18,6 +18,8 @@ from ring_cases import Case, errors, layouts
 from selection import few, in_turn
 from test_raised_alone import checked, raising
 
+pytestmark = pytest.mark.full
+
 
 def emulated(group: Any, call: Any, *given: Any) -> tuple[Any, list[str]]:
     """What a function of the group answers, and the rules of nccl that were broken on this rank."""

@@ -169,5 +169,6 @@ def compiled(group: Any) -> float:
     return float((twice(q) - 2 * ring_attention(q, q, q, group=group, timeout=20.0)).abs().max())
 
 
+@pytest.mark.full
 def test_a_compiled_function_breaks_its_graph_there(gloo: Group) -> None:
     assert max(gloo.run(compiled, ranks=2)) < 1e-6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -41,6 +42,7 @@ def held(group: Any) -> list[float]:
     return found
 
 
+@pytest.mark.full
 def test_a_blocks_backward_finds_the_room_of_the_one_before(gloo: Group) -> None:
     """The first one's takes place before there are sums of the gradients (3 of q's size), the second one's when the
     gradients of the first block (3) are gone.

@@ -131,6 +131,7 @@ CASES = [  # an encoder of transformers does not look for documents
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "attend", "padding", "layout", "ranks"), CASES)
 def test_float64(gloo: Group, name: str, attend: Any, padding: str, layout: str, ranks: int) -> None:
     assert_small(gloo.run(errors, name, attend, layout, padding, torch.float64, ranks=ranks), 1e-12)

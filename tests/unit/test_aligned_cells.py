@@ -45,6 +45,7 @@ def test_there_are_no_more_cells_than_asked_for(most: int, same: bool) -> None:
     assert (len(cells.alignment) == most) == same and len(cells.alignment) <= min(most, 90)
 
 
+@pytest.mark.full
 def test_maps_and_changes_are_those_of_the_definition() -> None:
     before, after = WORDS[:521], [*WORDS[30:211], *WORDS[500:590], *WORDS[211:521]]
     one, other = of_words(before), of_words(after)

@@ -62,7 +62,6 @@ def test_by_hand() -> None:
     close(rg.attention_scores(q, k, score=score, mask=rg.Causal(), rows=[-1, 0]), shown[[1, 0]])
 
 
-@pytest.mark.twice
 @pytest.mark.usefixtures("strips")
 @pytest.mark.parametrize("name", testing.scores(AT))
 @pytest.mark.parametrize("masked", testing.masks(AT))
@@ -246,6 +245,7 @@ def test_meta_tensors_have_the_right_shape() -> None:
     assert s.is_meta and s.shape == (2, 6, 3, 5) and s.dtype == torch.float32
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script(_method)?. is deprecated")
 def test_one_graph_of_torch_compile() -> None:
     torch.compiler.reset()

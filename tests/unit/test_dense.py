@@ -111,6 +111,7 @@ def test_two_axes_warn_once_a_process() -> None:
     assert len(said) == 1 and re.search(AMBIGUOUS, str(said[0].message))
 
 
+@pytest.mark.full
 def test_two_axes_are_no_matter_under_transforms_and_compilers() -> None:
     q, mask = torch.randn(3, 2, 3, 4), rg.Dense(torch.ones(3, 3, dtype=torch.bool).tril())
 

@@ -110,6 +110,7 @@ def test_memory_past_two_to_the_31_elements() -> None:
         assert torch.equal(*(rg.attention(t, t, t, mask=rg.Causal(), backend=backend) for t in (x, x.clone())))
 
 
+@pytest.mark.full
 @each_backend
 def test_autocast(backend: Backend) -> None:
     """Inputs take its dtype, as torch's own attention does; sums stay in float32; float64 stays."""

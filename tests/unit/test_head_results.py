@@ -141,6 +141,7 @@ def test_what_is_not_told_of_a_logit_is_a_finding() -> None:
     assert held.findings[-1].said == "no parts in a logit: its logits are capped."
 
 
+@pytest.mark.full
 def test_the_picture_has_their_grids() -> None:
     pytest.importorskip("matplotlib", reason="pictures need matplotlib (regard[plot])")
     from matplotlib.colors import to_hex

@@ -9,6 +9,7 @@ from torch.func import jvp, linearize
 import regard as rg
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # torch's own
 def test_linearize_is_jvp() -> None:
     q, k, v, t = (torch.randn(2, 4, 9, 8) for _ in range(4))

@@ -27,6 +27,7 @@ def called() -> set[str]:
     return {call.func.attr.rstrip("_") for call in calls if isinstance(call.func, ast.Attribute)}
 
 
+@pytest.mark.full
 def test_each_function_that_regard_calls_is_chosen() -> None:
     assert called() & GIVEN_TO_MKL == set(FUNCTIONS)
 

@@ -49,6 +49,7 @@ def texts(figure: Any) -> list[Any]:
     return [text for text in found if text.get_text().strip() and text.get_visible()]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", few(SHAPES, "4 x 6 of 20", "stacks", "one"))
 def test_no_text_is_cut_off_or_covered(name: str) -> None:
     figure = drawn(reports.report(**SHAPES[name]))
@@ -72,6 +73,7 @@ def test_axes_say_what_they_count() -> None:
     assert any(title.startswith("mass that each key receives") for title, *_ in labels)
 
 
+@pytest.mark.full
 def test_a_few_tokens_are_all_named() -> None:
     figure = drawn(reports.nasty(23))
     chart = next(a for a in figure.axes if a.get_ylabel() == "query")
@@ -79,6 +81,7 @@ def test_a_few_tokens_are_all_named() -> None:
     assert len(names) == 23 and "$x^2$" in names and "␣a" in names and "‹65E5›…8A9E›" in names
 
 
+@pytest.mark.full
 def test_the_map_is_the_head_asked_for() -> None:
     report = reports.report(2, 3, 40)
     chart = next(a for a in drawn(report, (1, 2)).axes if a.get_ylabel() == "query")
@@ -117,6 +120,7 @@ def test_a_mass_of_nearly_nothing_leaves_room_for_the_others() -> None:
     assert high / low < 2e4
 
 
+@pytest.mark.full
 def test_cross_attention_alone_has_a_picture() -> None:
     call = reports.call(torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8))
     figure = drawn(rg.Report.of([call], title="cross", model="Made"))

@@ -103,6 +103,7 @@ def test_the_first_call_saves_as_many_tensors_as_those_with_a_plan(size: str) ->
         assert len(set(counts)) == 1, (call.score, call.mask, counts)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("size", few(FRAMES, "few queries"))
 def test_what_is_changed_in_place_is_noticed_or_changes_no_gradient(size: str, twice: bool) -> None:

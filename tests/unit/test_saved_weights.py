@@ -61,6 +61,7 @@ def test_longer_texts_have_no_weights(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "weights/0" not in saved(reports.report(1, 1, 601), tmp_path)  # neither kept: a map alone
 
 
+@pytest.mark.full
 def test_a_model_that_reads_a_text_has_its_weights(tmp_path: Path) -> None:
     model, tokens = load(), torch.tensor(list(TEXT))
     for report in (read(model, TEXT), rg.look(model, tokens.tolist())):

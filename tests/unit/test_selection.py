@@ -43,14 +43,30 @@ def test_the_examples_have_every_mask_and_score_that_is_exported() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("file", ["matrix/test_matrix.py", "integrations/test_flex.py"])
-def test_each_mask_and_each_score_comes_twice_with_each_backend(file: str, request: pytest.FixtureRequest) -> None:
+def test_each_mask_and_each_score_comes_with_each_backend(file: str, request: pytest.FixtureRequest) -> None:
     """Against Reference, which defines them: on Native, on Tiled, and what begins with a dot product on Flex."""
     every = [item for item in collected(request, file) if item.originalname == "test_every_mask_and_score"]
     few = selection.plain(every)
-    wanted, times = shown(every), shown(few)
+    wanted, found = shown(every), shown(few)
     assert len(few) < len(every) / 5
     assert {mask for _, name, mask in wanted if name == "mask"} == testing.masks(testing.frame()).keys()
-    assert [one for one in wanted if times[one] < 2] == []
+    assert found.keys() == wanted.keys()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("file", ["matrix/test_offsets.py", "unit/test_autograd.py"])
+def test_a_plain_run_shows_each_value_once(file: str, request: pytest.FixtureRequest) -> None:
+    """A backend is a value like any other, where a test is not marked `each_backend`."""
+
+    def values(items: list[pytest.Item]) -> set[tuple[str, str, str]]:
+        given = [(item.originalname, item.callspec.params) for item in items if hasattr(item, "callspec")]
+        named = [(test, name, str(value)) for test, params in given for name, value in params.items()]
+        return {one for one in named if one[1] != "isa" and one[2] != "torch.float16"}
+
+    every = [item for item in collected(request, file) if not item.get_closest_marker("full")]
+    few = selection.plain(every)
+    assert values(every) == values(few)
+    assert len(few) < len(every) / 2
 
 
 @pytest.mark.full
@@ -59,7 +75,7 @@ def test_each_mask_and_each_score_comes_twice_with_each_backend(file: str, reque
     ["matrix/test_matrix.py", "kernels/test_native.py", "kernels/test_native_int8.py", "unit/test_own_shapes.py"],
 )
 def test_full_shows_every_two_values_on_every_backend(file: str, request: pytest.FixtureRequest) -> None:
-    """And on the best instruction set; on the others each value, twice if it comes twice."""
+    """And on the best instruction set; on the others each value, twice if it has so many tests."""
     every = collected(request, file)
     kept = set(selection.full(every))
     assert file == "unit/test_own_shapes.py" or len(kept) < len(every) / 2
@@ -84,6 +100,7 @@ def test_full_shows_every_two_values_on_every_backend(file: str, request: pytest
     assert kept >= {item for item in every if not hasattr(item, "callspec")}
 
 
+@pytest.mark.full
 def test_shares_are_the_whole(request: pytest.FixtureRequest) -> None:
     every = collected(request, "matrix/test_matrix.py")
     full, plain = selection.full(every), selection.plain(every)

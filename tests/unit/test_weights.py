@@ -39,6 +39,7 @@ def test_gradients_under_a_cotangent_that_has_a_mean(dtype: torch.dtype, rows: l
         assert testing.error(got, want) <= testing.tolerance(want, theirs.to(dtype))
 
 
+@pytest.mark.full
 def test_every_score_mask_and_sink_against_the_definition() -> None:
     at = testing.frame((2,), 3, 11, 13)
     for name, score in testing.scores(at).items():
