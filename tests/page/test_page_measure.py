@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,21 @@ def choose(seen: Any, measure: str) -> None:
 
 def exact(report: rg.Report, layer: int) -> Tensor:
     return report.layers[layer].every_weight()
+
+
+@pytest.mark.parametrize(("layer", "head", "far"), [(0, 1, False), (3, 1, True)])
+def test_the_scale_of_the_mass_that_keys_receive_is_told(
+    made: Any, visit: Any, layer: int, head: int, far: bool
+) -> None:
+    path, report, *_ = made["short"]
+    received = report.layers[layer].received[head]
+    ratio = float(received.max() / received.min())
+    assert far == (ratio > 1000)
+    said = visit(path, address=f"#L{layer}H{head}").page.inner_text("#received-scale")
+    found = re.fullmatch(r"logarithmic: the highest is (more than )?([\d.,]+) times the lowest", said)
+    assert found is not None, said
+    assert bool(found[1]) == far
+    assert float(found[2].replace(",", "")) == (1000 if far else pytest.approx(ratio, rel=0.06))
 
 
 def test_the_norm_carried_is_that_of_python(made: Any, visit: Any) -> None:

@@ -42,14 +42,20 @@ function drawMap(one) {
   showScale(at("map-scale"), drawn.scale);
 }
 
+const times = (ratio) =>
+  ratio > 1000 ? "more than 1,000 times" : `${ratio.toLocaleString("en", { maximumSignificantDigits: 2 })} times`;
+
 function drawReceived(one) {
   const [pen, width, height] = surface(at("received")),
     { left } = margins(one),
     w = width - left;
   const count = one.masses.length / one.heads,
     mass = one.masses.subarray(state.head * count, (state.head + 1) * count);
-  const least = Math.max(Math.min(...mass), 1) / 1.5; // logarithmic, from the least of all
-  const range = Math.log(Math.max(...mass, 2) / least);
+  const lowest = Math.min(...mass),
+    highest = Math.max(...mass);
+  at("received-scale").textContent = highest ? `logarithmic: the highest is ${times(highest / lowest)} the lowest` : "";
+  const least = Math.max(lowest, 1) / 1.5;
+  const range = Math.log(Math.max(highest, 2) / least);
   const high = (value) => (Math.log(Math.max(value, least) / least) / range) * (height - 4);
   const first = (n) => (one.keyEdges ? one.keyEdges[n] : n);
   const x = (key) => left + (w * (key - part.col)) / part.cols;
