@@ -43,6 +43,7 @@ def test_a_script_that_is_not_the_pages_own_does_not_run(visit: Any, file: Path,
     assert seen.page.title() == "a model – regard" and "Content Security Policy" in seen.said[0]
 
 
+@pytest.mark.full
 def test_tokens_are_text(visit: Any) -> None:
     seen = visit()
     words = seen.page.locator("#words > bdi").all_inner_texts()

@@ -71,6 +71,7 @@ def test_any_number_of_ranks_gives_the_same_bits(gloo: Group, mask: str, dtype: 
     assert worst <= {torch.float32: 4e-6, torch.float64: 1e-13, torch.bfloat16: 0.07}[dtype]
 
 
+@pytest.mark.full
 def test_without_it_they_differ(gloo: Group) -> None:
     answers = [gloo.run(bits, 0, "full", torch.float32, {}, ranks=ranks)[0][0] for ranks in (1, 3, 4)]
     assert not alike(answers)

@@ -55,6 +55,7 @@ def over_a_mesh(group: Any) -> list[float]:
     return [float(error.abs().max()) for error in errors]
 
 
+@pytest.mark.full
 def test_one_dimension_of_a_mesh(gloo: Group) -> None:
     for errors in gloo.run(over_a_mesh, ranks=4):
         assert max(errors) < 1e-13

@@ -133,6 +133,7 @@ def attempt(_: Any, call: Callable[..., None], connected: bool) -> str:
     return "no error"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("call", list(RULES), ids=lambda call: call.__name__)
 def test_a_broken_rule_is_named(gpus: Group, call: Callable[..., None]) -> None:
     assert RULES[call] in gpus.run(attempt, call, True)[:2]

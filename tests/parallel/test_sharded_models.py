@@ -125,7 +125,7 @@ def assert_small(found: list[tuple[dict[str, float], dict[str, float]]], bound: 
 
 DEALT = [(layout, ranks) for layout, of_ranks in LAYOUTS.items() for ranks in of_ranks]
 CASES = [  # an encoder of transformers does not look for documents
-    pytest.param(name, attend, padding, *dealt, marks=[] if dealt[1] == 2 else pytest.mark.full)
+    (name, attend, padding, *dealt)
     for attend, name, padding, dealt in in_turn([ring_attention, ulysses_attention], NAMES, PADDINGS, DEALT)
     if name in DECODERS or padding != "documents"
 ]
@@ -137,6 +137,7 @@ def test_float64(gloo: Group, name: str, attend: Any, padding: str, layout: str,
     assert_small(gloo.run(errors, name, attend, layout, padding, torch.float64, ranks=ranks), 1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("padding", ["left", "none"])
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma2", "BERT"])
 def test_float32(gloo: Group, name: str, padding: str) -> None:
