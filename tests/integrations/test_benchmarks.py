@@ -85,7 +85,6 @@ def process_of() -> Iterator[Callable[[str], Executor]]:
         yield of
 
 
-@pytest.mark.full  # each peer has a process of its own
 @pytest.mark.parametrize("name", ["onnx", "openvino", "jax"])
 @pytest.mark.parametrize("what", [what for what in TINY if what != "dropout"])
 def test_peers_are_right_where_they_are_installed(name: str, what: str, process_of: Callable[[str], Executor]) -> None:
@@ -156,7 +155,6 @@ def worker(process: Worker) -> Worker:
     return process
 
 
-@pytest.mark.full
 def test_a_case_is_checked_and_timed_in_a_process_of_its_own(worker: Worker) -> None:
     row = measure.measure(TINY["grouped"], {"torch": worker}, 0.001)
     entry = row.entries["torch"]
@@ -164,7 +162,6 @@ def test_a_case_is_checked_and_timed_in_a_process_of_its_own(worker: Worker) -> 
     assert entry.best is not None and entry.ways[entry.best].turns and entry.seconds > 0
 
 
-@pytest.mark.full
 def test_between_its_answers_a_process_is_stopped(worker: Worker) -> None:
     assert worker.process is not None
     status = Path(f"/proc/{worker.process.pid}/stat")
@@ -176,7 +173,6 @@ def test_between_its_answers_a_process_is_stopped(worker: Worker) -> None:
     assert state == "T"
 
 
-@pytest.mark.full
 def test_what_cannot_be_said_or_breaks_stops_nothing(worker: Worker) -> None:
     case = dataclasses.replace(TRAINED["additive both"], name="not SDPA's")
     assert measure.measure(case, {"torch": worker}, 0.001).entries["torch"].why == "SDPA has no additive score"
@@ -190,7 +186,6 @@ def test_what_cannot_be_said_or_breaks_stops_nothing(worker: Worker) -> None:
     assert measure.measure(TINY["full"], {"torch": worker}, 0.001).entries["torch"].ways
 
 
-@pytest.mark.full
 def test_a_wrong_regard_is_refused_and_nothing_is_timed(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(truth, "WORSE", 0.0)
     row = measure.measure(TINY["full"], {"regard": worker}, 0.001)
@@ -311,7 +306,6 @@ def test_bench_without_kernels_says_so(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "the native kernels were not built" in capsys.readouterr().err
 
 
-@pytest.mark.full
 def test_the_cost_of_looking_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
     monkeypatch.setattr(looking, "TURNS", 1)
@@ -339,7 +333,6 @@ def test_a_case_whose_packages_are_missing_says_so(worker: Worker, monkeypatch: 
     assert "not installed (no_such_package) (llama)" in report.markdown(made(row))
 
 
-@pytest.mark.full
 def test_another_checkout_is_found_before_this_one(tmp_path: Path) -> None:
     (tmp_path / "regard").mkdir()
     (tmp_path / "regard" / "__init__.py").write_text("raise ImportError('the other checkout')")

@@ -16,7 +16,10 @@ from benchmarks import candidates, patched, truth
 from benchmarks.cases import Case
 from benchmarks.inputs import draw
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.full]  # those of the libraries themselves
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # those of the libraries themselves
+    pytest.mark.full,
+]
 
 
 @pytest.mark.parametrize("what", PATCHED)

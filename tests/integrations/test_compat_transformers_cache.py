@@ -11,8 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from selection import few
-
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 pytest.importorskip(
     "transformers.generation.continuous_batching.cache_allocators", reason="needs transformers 5.23 or later"
@@ -121,7 +119,7 @@ def test_a_prompt_that_is_read_once(cache: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("cache", few(CACHES, "paged"))
+@pytest.mark.parametrize("cache", CACHES)
 def test_removed_repeated_chosen_and_used_again(cache: str) -> None:
     model, ids = MODELS["hybrid"].build(NAME), torch.randint(3, VOCABULARY, (2, 200))
     ours = CACHES[cache](model.config)

@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from selection import few
-
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 pytest.importorskip(
     "transformers.generation.continuous_batching.cache_allocators", reason="needs transformers 5.23 or later"
@@ -40,7 +38,7 @@ def generated(model: Any, texts: list[list[int]], **options: Any) -> list[list[i
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", few(MODELS, "grouped", "hybrid"))
+@pytest.mark.parametrize("name", MODELS)
 def test_tokens_of_several_orders(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = prompts()
     expected = generated(MODELS[name].build(PEERS[name]), texts)

@@ -25,7 +25,6 @@ from regard.compat.transformers import NAME, BatchingConfig, GrowingCache
 from regard.compat.transformers.page_rows import RowsAsGiven, RowsOfInt8, page_rows, width_of_int8
 from regard.core.deferred import DeferredRows, written_out
 from regard.core.int8_rows import Int8Rows, products, rounded
-from selection import few
 
 pytestmark = pytest.mark.usefixtures("few_objects")  # continuous batching collects garbage where it ends
 
@@ -55,7 +54,7 @@ def one_by_one(name: str) -> list[list[int]]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", few(MODELS, "grouped", "window"))
+@pytest.mark.parametrize("name", MODELS)
 def test_tokens_of_several_orders(name: str) -> None:
     texts, model, expected = prompts(), MODELS[name].build(NAME), one_by_one(name)
     for seed in range(2):

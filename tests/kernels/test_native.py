@@ -21,7 +21,6 @@ from regard.backends.native.abi import CallArguments
 from regard.backends.native.bind import bind
 from regard.backends.native.ffi import Library, load, runnable
 from regard.call.arguments import build_problem
-from selection import few
 
 pytestmark = needs_kernels
 
@@ -226,7 +225,7 @@ assert process.exitcode == 0 and found == right
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("computes", few(["one thread", "a new thread"], "a new thread"))
+@pytest.mark.parametrize("computes", ["one thread", "a new thread"])
 def test_a_fork_after_use(computes: str) -> None:
     """In a process of its own: other libraries that the tests have loaded have threads, which a fork breaks."""
     command = [sys.executable, "-c", FORK, computes]

@@ -50,7 +50,7 @@ def texts(figure: Any) -> list[Any]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", few(SHAPES, "4 x 6 of 20", "stacks", "one"))
+@pytest.mark.parametrize("name", SHAPES)
 def test_no_text_is_cut_off_or_covered(name: str) -> None:
     figure = drawn(reports.report(**SHAPES[name]))
     page = figure.bbox

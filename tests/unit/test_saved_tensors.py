@@ -17,7 +17,6 @@ from needed import needs_kernels
 from regard import testing
 from regard.backends.native.modifiers.table import why_not_learned
 from regard.runtime import plan_cache
-from selection import few
 
 pytestmark = needs_kernels
 
@@ -105,7 +104,7 @@ def test_the_first_call_saves_as_many_tensors_as_those_with_a_plan(size: str) ->
 
 @pytest.mark.full
 @pytest.mark.parametrize("twice", [False, True])
-@pytest.mark.parametrize("size", few(FRAMES, "few queries"))
+@pytest.mark.parametrize("size", FRAMES)
 def test_what_is_changed_in_place_is_noticed_or_changes_no_gradient(size: str, twice: bool) -> None:
     """Every tensor of a call, between its forward and its backward; with and without a plan."""
     noticed = 0
