@@ -45,7 +45,8 @@ int32_t check(const regard_additive_gradients& g) {
 int32_t forward(const regard_additive& x, regard_parallel parallel) {
   const regard_call& c = x.call;
   if (const int32_t wrong = check(x)) return wrong;
-  if (!x.code && few_additive(c)) return forward_few_rows<AdditiveFewRows>(x, parallel);
+  if (few_additive(c))
+    return x.code ? forward_few_rows<FeaturesFewRows>(x, parallel) : forward_few_rows<AdditiveFewRows>(x, parallel);
   float* memory = (float*)malloc((size_t)exponentials_size(c) * sizeof(float));
   if (!memory) return 1;
   const Exponentials keys = exponentials_places(c, memory);
@@ -61,7 +62,9 @@ int32_t backward(const regard_additive_gradients& given, regard_parallel paralle
   const regard_additive& x = given.forward;
   const regard_call& c = x.call;
   if (const int32_t wrong = check(given)) return wrong;
-  if (!x.code && few_additive_backward(c)) return backward_few_rows(given, parallel);
+  if (few_additive_backward(c))
+    return x.code ? backward_few_rows<FeaturesFewRows>(given, parallel)
+                  : backward_few_rows<AdditiveFewRows>(given, parallel);
   const Exponentials none{};
   Gradients g{given, x, c, none};
   const int64_t heads = elements(c) * c.heads;

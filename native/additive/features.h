@@ -58,13 +58,18 @@ struct FeatureProgram {
 
   static constexpr int64_t kFeaturesOfPart = 8;  // long sums are sums of such sums, which round less
 
-  // The slots, and the numbers in them, which no feature changes.
+  // The slots of `vectors` at once, in `memory`, and the numbers in them, which no feature changes.
+  static void place(const regard_additive& x, Slots& s, float* memory, int vectors) {
+    Interpreter::place_slots(s, memory, Interpreter::kSlotSize, vectors);
+    for (const Instruction* i = begin_of(x); i < end_of(x); ++i)
+      if (i->op == REGARD_DO_NUMBER) Interpreter::set_number(s, *i);
+  }
+
+  // The same for a block of queries.
   template <int V>
   static Slots& place(const regard_additive& x, float* scratch) {
     Slots& s = *(Slots*)(((uintptr_t)scratch + 15) / 16 * 16);
-    Interpreter::place_slots(s, scratch + kSlotsSize, Interpreter::kSlotSize, V);
-    for (const Instruction* i = begin_of(x); i < end_of(x); ++i)
-      if (i->op == REGARD_DO_NUMBER) Interpreter::set_number(s, *i);
+    place(x, s, scratch + kSlotsSize, V);
     return s;
   }
 
@@ -89,23 +94,24 @@ struct FeatureProgram {
     }
   }
 
-  // Runs the program for one feature. result: takes what it adds to the score of a key and a vector of queries;
-  // by_operand, where with_derivatives: takes an instruction LOAD_GRADIENT, whose slot a is the derivative.
-  template <int V, class Result, class ByOperand>
-  REGARD_INLINE void interpret(const regard_additive& x, Slots& s, const Feature& f, bool with_derivatives,
-                               const Result& result, const ByOperand& by_operand) {
+  // Runs the program for some keys and V vectors: of queries, for one feature, or of features. load: runs an
+  // instruction LOAD; result: takes what is added to the score of a key, and of a vector; by_operand, where
+  // with_derivatives: takes an instruction LOAD_GRADIENT, whose slot a is the derivative.
+  template <int V, class Load, class Result, class ByOperand>
+  REGARD_INLINE void interpret(const regard_additive& x, Slots& s, int64_t keys, bool with_derivatives,
+                               const Load& load, const Result& result, const ByOperand& by_operand) {
     for (const Instruction* i = begin_of(x);; ++i) {
       if (i->op == REGARD_DO_NUMBER) continue;
       if (i->op == REGARD_DO_LOAD) {
-        load_feature(x, s, *i, f);
+        load(*i);
       } else if (i->op == REGARD_DO_RESULT) {
-        if (!with_derivatives) return Interpreter::each_number<V>(s, i->a, f.keys, result);
+        if (!with_derivatives) return Interpreter::each_number<V>(s, i->a, keys, result);
       } else if (i->op == REGARD_DO_LOAD_GRADIENT) {
         by_operand(*i);
       } else if (i->op == REGARD_DO_DERIVATIVE) {
         return;
       } else {
-        Interpreter::compute<V>(x.call, s, *i, f.keys);
+        Interpreter::compute<V>(x.call, s, *i, keys);
       }
     }
   }
@@ -131,7 +137,7 @@ struct FeatureProgram {
       for (int64_t k = 0; k < x.call.dk; ++k) {
         const Feature f{q.a + k * kQueries, c + j * key_row + k * key_col, key_row, keys, k, head};
         interpret<V>(
-            x, s, f, false,
+            x, s, keys, false, [&](const Instruction& i) { load_feature(x, s, i, f); },
             [&](int64_t n, int v, vf y) {
               float* to = part + (n * V + v) * W;
               store(to, load(to) + y);
@@ -169,7 +175,7 @@ struct FeatureProgram {
       for (int64_t k = 0; k < x.call.dk; ++k) {
         const Feature f{a + k * kQueries, c + j * to.width + k, to.width, keys, k, head};
         interpret<V>(
-            x, s, f, true, [](int64_t, int, vf) {},
+            x, s, keys, true, [&](const Instruction& i) { load_feature(x, s, i, f); }, [](int64_t, int, vf) {},
             [&](const Instruction& i) { add<V>(s, i, f, ds + j * kQueries, j, to); });
       }
     }

@@ -6,6 +6,14 @@
 
 namespace regard {
 
+// The gradients of one row's scores of W keys, and where what follows from them is added.
+struct ScoreShare {
+  const float* ds;
+  float *da, *dw;  // [width]; [learned][width]
+  float* dc;       // [W][row]
+  int64_t row;
+};
+
 // Whether a call's backward is computed here: the backward of blocks, whose lanes are queries, is faster where lanes
 // are well filled.
 static bool few_additive_backward(const regard_call& c) {
@@ -20,27 +28,37 @@ static bool few_additive(const regard_call& c) {
 
 REGARD_INLINE int64_t round_pairs(int64_t n) { return (n + 2 * W - 1) / (2 * W) * (2 * W); }
 
-// W keys of one head, and their exponentials.
-struct KeyVector {
-  const regard_additive& x;
+// W keys of one head: in place, or copied, with features past dk 0.
+struct KeyRows {
+  static constexpr int64_t kFurthest = INT16_MAX;  // numbers between rows in place: what Slots count to
+
+  const regard_call& c;
   int64_t width;
-  float *copied, *exponentials;  // [W][width], features past dk 0 and 1
-  const float* plain;            // [W][row]: copied, or in place
-  int64_t row;
-  float max_abs;
+  float* copied;                 // [W][width]
+  const float* plain = nullptr;  // [W][row]
+  int64_t row = 0;
 
   // Reads the keys at `rows`; `there` of W exist.
-  void read(const float* rows, int64_t there) {
-    const regard_call& c = x.call;
+  void read_rows(const float* rows, int64_t there) {
     plain = rows;
     row = c.k.row;
-    if (there < W || c.k.col != 1 || width != c.dk) {
-      for (int64_t m = 0; m < W; ++m)
-        gather(copied + m * width, width, (const char*)(rows + (m < there ? m : there - 1) * c.k.row), c.k, REGARD_F32,
-               c.dk, 1);
-      plain = copied;
-      row = width;
-    }
+    if (there >= W && c.k.col == 1 && width == c.dk && row <= kFurthest) return;
+    for (int64_t m = 0; m < W; ++m)
+      gather(copied + m * width, width, (const char*)(rows + (m < there ? m : there - 1) * c.k.row), c.k, REGARD_F32,
+             c.dk, 1);
+    plain = copied;
+    row = width;
+  }
+};
+
+// The same, and their exponentials.
+struct KeyVector : KeyRows {
+  const regard_additive& x;
+  float* exponentials;  // [W][width], of features past dk 1
+  float max_abs = 0;
+
+  void read(const float* rows, int64_t there) {
+    read_rows(rows, there);
     max_abs = 0;
     for (int64_t m = 0; m < W; ++m) {
       const float one = regard::max_abs(plain + m * row, width);
@@ -101,6 +119,55 @@ REGARD_NOINLINE void direct_keys(vf (&sum)[W], const PreparedQueries& q, const K
   }
 }
 
+// From C: with r = 1 / (1 + A C), f' = one · r (1 - r) and f = value · (r + constant).
+REGARD_NOINLINE void gradients_by_exponentials(const PreparedQueries& q, const float* c, int64_t width, float one,
+                                               float value, float constant, const ScoreShare& to) {
+  for (int64_t d = 0; d < width; d += W) {
+    const vf a = load(q.exponentials + d), w = load(q.plain + d) * splat(one);
+    vf da = vf{}, dw = vf{};
+#pragma GCC unroll 4
+    for (int m = 0; m < W; ++m) {
+      const vf r = splat(1.0f) / (splat(1.0f) + a * load(c + m * width + d)), ds = splat_any(to.ds + m),
+               p = ds * (r - r * r);
+      da += p;
+      dw += ds * (r + splat(constant));
+      float* dc = to.dc + m * to.row + d;
+      store(dc, load(dc) + p * w);
+    }
+    store(to.da + d, load(to.da + d) + da * splat(one));
+    store(to.dw + d, load(to.dw + d) + dw * splat(value));
+  }
+}
+
+// From f and f' themselves.
+template <class F>
+REGARD_NOINLINE void gradients_direct(const PreparedQueries& q, const KeyVector& keys, const ScoreShare& to) {
+  for (int m = 0; m < W; ++m) {
+    const float* c = keys.plain + m * keys.row;
+    const vf ds = splat_any(to.ds + m);
+    for (int64_t d = 0; d < keys.width; d += W) {
+      const vf z = finite_end(load(q.a + d)) + finite_end(load(c + d)), y = F::value(z, keys.x.slope);
+      const vf p = ds * F::slope(z, y, keys.x.slope);
+      store(to.da + d, load(to.da + d) + p);
+      store(to.dw + d, load(to.dw + d) + ds * y);
+      float* dc = to.dc + m * to.row + d;
+      store(dc, load(dc) + p * load(q.plain + d));
+    }
+  }
+}
+
+// The scores of a chunk, of a similarity that reads W keys and finds the sums of one row after the other.
+template <class Similarity>
+static void score_by_row(Similarity& similarity, FewRows& f, const Chunk& t) {
+  const regard_call& c = f.c;
+  const float* rows = (const float*)row_ptr(c.k, f.p, f.key_head, t.j, REGARD_F32);
+  open_chunk(f, t);
+  for (int64_t n = 0; n < t.count; n += W) {
+    similarity.read(rows + n * c.k.row, t.count - n);
+    for (int64_t r = 0; r < f.rows; ++r) keep_scores(f, t, n, r, similarity.find(r));
+  }
+}
+
 // The additive scores of few rows: a Score of FewRowsForward.
 struct AdditiveFewRows {
   using Given = regard_additive;
@@ -113,16 +180,18 @@ struct AdditiveFewRows {
   PreparedQueries row[kMaxRows];
 
   static const regard_call& call(const Given& x) { return x.call; }
+  static int64_t width_of(const regard_call& c) { return round_pairs(c.dk); }
+  static int64_t learned(const Given&) { return 1; }  // rows of features whose gradients are sums: w
   static int64_t size(const Given& x, int64_t rows) {
-    const int64_t width = round_pairs(x.call.dk), heads = x.call.heads / x.call.key_heads;
+    const int64_t width = width_of(x.call), heads = x.call.heads / x.call.key_heads;
     return width * (3 * rows + 4 * heads + 2 * W);
   }
   AdditiveFewRows(const Given& given, int64_t rows, float* at)
       : x(given),
-        width(round_pairs(given.call.dk)),
+        width(width_of(given.call)),
         queries(at),
         weights(at + 3 * rows * width),
-        keys{given, width, nullptr, nullptr, nullptr, 0, 0} {
+        keys{{given.call, width, nullptr}, given, nullptr} {
     keys.copied = weights + 4 * (x.call.heads / x.call.key_heads) * width;
     keys.exponentials = keys.copied + W * width;
   }
@@ -150,6 +219,8 @@ struct AdditiveFewRows {
     }
   }
 
+  void read(const float* rows, int64_t there) { keys.read(rows, there); }
+
   Method method(int64_t r) const { return method_of(x, row[r], keys.max_abs); }
 
   // The similarity of row r and the W keys that were read.
@@ -166,13 +237,18 @@ struct AdditiveFewRows {
     return sums(sum) * splat(units.scale) + splat(units.base);
   }
 
-  void score(FewRows& f, const Chunk& t) {
-    const float* rows = (const float*)row_ptr(x.call.k, f.p, f.key_head, t.j, REGARD_F32);
-    open_chunk(f, t);
-    for (int64_t n = 0; n < t.count; n += W) {
-      keys.read(rows + n * x.call.k.row, t.count - n);
-      for (int64_t r = 0; r < f.rows; ++r) keep_scores(f, t, n, r, find(r));
-    }
+  void score(FewRows& f, const Chunk& t) { score_by_row(*this, f, t); }
+
+  // Adds what the W keys that were read give to the gradients of row r.
+  void add_gradients(int64_t r, const ScoreShare& to) const {
+    const PreparedQueries& q = row[r];
+    const Separable form = separable(x.activation);
+    if (method(r) != kDirect)
+      gradients_by_exponentials(q, keys.exponentials, width, x.activation == REGARD_TANH ? 4 : 1, form.factor,
+                                (form.middle - form.factor / 2) / form.factor, to);
+    else if (x.activation == REGARD_TANH) gradients_direct<TanhOf>(q, keys, to);
+    else if (x.activation == REGARD_SIGMOID) gradients_direct<SigmoidOf>(q, keys, to);
+    else gradients_direct<LeakyReluOf>(q, keys, to);
   }
 };
 

@@ -1,8 +1,8 @@
-// Backward of the additive similarity of few queries. An item is a (batch element, key head) and a part of its keys: it
-// writes their dC and dV, and leaves its sums for dA and dw, which are added over the parts in order. See
-// additive/backward.h for the sums.
+// Backward of sums over features (AdditiveFewRows, FeaturesFewRows) of few queries. An item is a (batch element, key
+// head) and a part of its keys: it writes their dC and dV, and leaves its sums for dA and dw, which are added over the
+// parts in order. See additive/backward.h for the sums.
 #pragma once
-#include "additive/few_rows.h"
+#include "additive/few_features.h"
 #include "additive/gradients.h"
 
 namespace regard {
@@ -11,62 +11,19 @@ struct FewRowsBackwardCall {
   const regard_additive_gradients& g;
   const regard_additive& x;
   const regard_call& c;
-  int64_t pairs, keys, parts, rows, width, ldv;  // ldv: dv to whole vectors
-  float *da, *dw;                                // [pair][part][rows][width], before w
+  int64_t pairs, keys, parts, rows, width, learned, ldv;  // ldv: dv to whole vectors
+  float *da, *dw;  // [pair][part][rows][width], before w; [pair][part][rows][learned][width]
 
-  float* share_of(float* all, int64_t item) const { return all + item * rows * width; }
+  float* da_of(int64_t item) const { return da + item * rows * width; }
+  float* dw_of(int64_t item) const { return dw + item * rows * learned * width; }
 };
-
-// The gradients of one row's scores of W keys, and where what follows from them is added.
-struct ScoreShare {
-  const float* ds;
-  float *da, *dw;  // [width], added to
-  float* dc;       // [W][row], added to
-  int64_t row;
-};
-
-// From C: with r = 1 / (1 + A C), f' = one · r (1 - r) and f = value · (r + constant).
-REGARD_NOINLINE void gradients_by_exponentials(const PreparedQueries& q, const float* c, int64_t width, float one,
-                                               float value, float constant, const ScoreShare& to) {
-  for (int64_t d = 0; d < width; d += W) {
-    const vf a = load(q.exponentials + d), w = load(q.plain + d) * splat(one);
-    vf da = vf{}, dw = vf{};
-#pragma GCC unroll 4
-    for (int m = 0; m < W; ++m) {
-      const vf r = splat(1.0f) / (splat(1.0f) + a * load(c + m * width + d)), ds = splat_any(to.ds + m),
-               p = ds * (r - r * r);
-      da += p;
-      dw += ds * (r + splat(constant));
-      float* dc = to.dc + m * to.row + d;
-      store(dc, load(dc) + p * w);
-    }
-    store(to.da + d, load(to.da + d) + da * splat(one));
-    store(to.dw + d, load(to.dw + d) + dw * splat(value));
-  }
-}
-
-// From f and f' themselves.
-template <class F>
-REGARD_NOINLINE void gradients_direct(const PreparedQueries& q, const KeyVector& keys, const ScoreShare& to) {
-  for (int m = 0; m < W; ++m) {
-    const float* c = keys.plain + m * keys.row;
-    const vf ds = splat_any(to.ds + m);
-    for (int64_t d = 0; d < keys.width; d += W) {
-      const vf z = finite_end(load(q.a + d)) + finite_end(load(c + d)), y = F::value(z, keys.x.slope);
-      const vf p = ds * F::slope(z, y, keys.x.slope);
-      store(to.da + d, load(to.da + d) + p);
-      store(to.dw + d, load(to.dw + d) + ds * y);
-      float* dc = to.dc + m * to.row + d;
-      store(dc, load(dc) + p * load(q.plain + d));
-    }
-  }
-}
 
 // The rows of one item, and what they accumulate over its keys.
+template <class Score>
 struct FewRowsGradients {
   const FewRowsBackwardCall& all;
   FewRows f;
-  AdditiveFewRows score;
+  Score score;
   float *dout, *values;  // [rows][ldv]; [W][ldv], those that cannot be read in place
   float* split_dout;     // [rows][ldv], dout as products() wants it for values of bfloat16
   float *weights, *ds;   // [rows][W] weights after dropout, -0 where hidden; gradients of scores
@@ -77,14 +34,13 @@ struct FewRowsGradients {
   float delta[kMaxRows];
 
   static int64_t size(const FewRowsBackwardCall& all) {
-    return all.rows * (2 * kChunk + 2 * all.ldv + 2 * W) + W * (all.ldv + all.width) +
-           AdditiveFewRows::size(all.x, all.rows);
+    return all.rows * (2 * kChunk + 2 * all.ldv + 2 * W) + W * (all.ldv + all.width) + Score::size(all.x, all.rows);
   }
 
   FewRowsGradients(const FewRowsBackwardCall& g, const Place& p, int64_t item, float* at)
-      : all(g), f(g.c), score(g.x, g.rows, at), da(g.share_of(g.da, item)), dw(g.share_of(g.dw, item)) {
+      : all(g), f(g.c), score(g.x, g.rows, at), da(g.da_of(item)), dw(g.dw_of(item)) {
     f.p = p;
-    f.s = at + AdditiveFewRows::size(g.x, g.rows);
+    f.s = at + Score::size(g.x, g.rows);
     f.derivative = f.s + g.rows * kChunk;
     dout = f.derivative + g.rows * kChunk;
     weights = dout + g.rows * g.ldv;
@@ -166,23 +122,13 @@ struct FewRowsGradients {
 
   void similarity_gradients(const Chunk& t, int64_t n) {
     const regard_tensor& to = all.g.dc;
-    const int activation = all.x.activation;
-    const Separable form = separable(activation);
     float* rows = (float*)row_ptr(to, f.p, f.key_head, t.j + n, REGARD_F32);
     const bool there = n + W <= t.count && to.col == 1 && all.width == all.c.dk;
     float* sum = there ? rows : dc;
     const int64_t row = there ? to.row : all.width;
     for (int64_t m = 0; m < W; ++m) zero(sum + m * row, all.width);
-    for (int64_t r = 0; r < f.rows; ++r) {
-      const PreparedQueries& q = score.row[r];
-      const ScoreShare to_add{ds + r * W, da + r * all.width, dw + r * all.width, sum, row};
-      if (score.method(r) != kDirect)
-        gradients_by_exponentials(q, score.keys.exponentials, all.width, activation == REGARD_TANH ? 4 : 1, form.factor,
-                                  (form.middle - form.factor / 2) / form.factor, to_add);
-      else if (activation == REGARD_TANH) gradients_direct<TanhOf>(q, score.keys, to_add);
-      else if (activation == REGARD_SIGMOID) gradients_direct<SigmoidOf>(q, score.keys, to_add);
-      else gradients_direct<LeakyReluOf>(q, score.keys, to_add);
-    }
+    for (int64_t r = 0; r < f.rows; ++r)
+      score.add_gradients(r, {ds + r * W, da + r * all.width, dw + r * all.learned * all.width, sum, row});
     if (there) return;
     for (int64_t m = 0; m < W && n + m < t.count; ++m)
       for (int64_t d = 0; d < all.c.dk; d += W)
@@ -197,7 +143,7 @@ struct FewRowsGradients {
     open_chunk(f, t);
     for (int64_t n = 0; n < t.count; n += W) {
       const Run v{first + n * c.v.row * size_of(dtype), c.v.row * size_of(dtype)};
-      score.keys.read(rows + n * c.k.row, t.count - n);
+      score.read(rows + n * c.k.row, t.count - n);
       for (int64_t m = 0; c.v.col != 1 && m < W && n + m < t.count; ++m)
         gather(values + m * all.ldv, all.ldv, v[m], c.v, dtype, c.dv, 1);
       for (int64_t r = 0; r < f.rows; ++r)
@@ -209,11 +155,12 @@ struct FewRowsGradients {
   }
 };
 
-struct AdditiveFewBackward {
+template <class Score>
+struct FewRowsBackward {
   const FewRowsBackwardCall& all;
 
   int64_t items() const { return all.pairs * all.parts; }
-  int64_t scratch() const { return FewRowsGradients::size(all); }
+  int64_t scratch() const { return FewRowsGradients<Score>::size(all); }
 
   // The gradients of keys that no row sees are 0.
   void clear_keys(const Place& p, int64_t head, int64_t from, int64_t to) const {
@@ -228,9 +175,9 @@ struct AdditiveFewBackward {
     const regard_call& c = all.c;
     const int64_t pair = item / all.parts, head = pair % c.key_heads, from = item % all.parts * all.keys;
     const int64_t to = from + all.keys < c.nk ? from + all.keys : c.nk;
-    FewRowsGradients gradients(all, place_in_batch(c, pair / c.key_heads), item, memory);
+    FewRowsGradients<Score> gradients(all, place_in_batch(c, pair / c.key_heads), item, memory);
     zero(gradients.da, all.rows * all.width);
-    zero(gradients.dw, all.rows * all.width);
+    zero(gradients.dw, all.rows * all.learned * all.width);
     const Limits limits = begin_rows(gradients.f, head);
     for (int64_t r = 0; r < all.rows; ++r) gradients.begin(r);
     const int64_t lo = limits.lo < from ? from : limits.lo < to ? limits.lo : to;
@@ -238,53 +185,53 @@ struct AdditiveFewBackward {
     clear_keys(gradients.f.p, head, from, lo);
     clear_keys(gradients.f.p, head, hi, to);
     const auto add = [&](const Chunk& t) {
-      if (c.dtype == REGARD_F32) gradients.gradients<REGARD_F32>(t);
-      else if (c.dtype == REGARD_BF16) gradients.gradients<REGARD_BF16>(t);
-      else gradients.gradients<REGARD_F16>(t);
+      if (c.dtype == REGARD_F32) gradients.template gradients<REGARD_F32>(t);
+      else if (c.dtype == REGARD_BF16) gradients.template gradients<REGARD_BF16>(t);
+      else gradients.template gradients<REGARD_F16>(t);
     };
     each_chunk(gradients.f, limits, from, to, add,
                [&](int64_t first, int64_t last) { clear_keys(gradients.f.p, head, first, last); });
   }
 
-  // Adds the parts' sums for da and dw in order. total: [width] doubles.
+  // Adds the parts' sums for da and dw in order. total: [learned][width] doubles.
   void join(double* total) const {
     const regard_call& c = all.c;
-    const int64_t group = c.heads / c.key_heads;
     for (int64_t h = 0; h < c.heads; ++h) {
-      const float* w = all.x.w + h * all.x.w_stride;
-      for (int64_t d = 0; d < c.dk; ++d) total[d] = 0;
-      for (int64_t b = 0; b < all.pairs / c.key_heads; ++b) {
-        const Place p = place_in_batch(c, b);
-        for (int64_t i = 0; i < c.nq; ++i) {
-          float* da = (float*)row_ptr(all.g.da, p, h, i, REGARD_F32);
-          const int64_t first = (b * c.key_heads + h / group) * all.parts, row = (h % group * c.nq + i) * all.width;
-          for (int64_t d = 0; d < c.dk; ++d) {
-            float sum = 0;
-            for (int64_t part = 0; part < all.parts; ++part) {
-              sum += all.share_of(all.da, first + part)[row + d];
-              total[d] += all.share_of(all.dw, first + part)[row + d];
-            }
-            da[d * all.g.da.col] = w[d] * sum;
-          }
-        }
-      }
-      for (int64_t d = 0; d < c.dk; ++d) all.g.dw[h * c.dk + d] = (float)total[d];
+      for (int64_t n = 0; n < all.learned * all.width; ++n) total[n] = 0;
+      for (int64_t b = 0; b < all.pairs / c.key_heads; ++b)
+        for (int64_t i = 0; i < c.nq; ++i) join_row(place_in_batch(c, b), h, i, total);
+      for (int64_t n = 0; n < all.learned; ++n)
+        for (int64_t d = 0; d < c.dk; ++d) all.g.dw[(n * c.heads + h) * c.dk + d] = (float)total[n * all.width + d];
     }
+  }
+
+  void join_row(const Place& p, int64_t h, int64_t i, double* total) const {
+    const regard_call& c = all.c;
+    const int64_t group = c.heads / c.key_heads, first = (p.b * c.key_heads + h / group) * all.parts;
+    const int64_t row = h % group * c.nq + i, count = all.learned * all.width;
+    float* da = (float*)row_ptr(all.g.da, p, h, i, REGARD_F32);
+    for (int64_t d = 0; d < c.dk; ++d) {
+      float sum = 0;
+      for (int64_t part = 0; part < all.parts; ++part) sum += all.da_of(first + part)[row * all.width + d];
+      da[d * all.g.da.col] = weight_of(all.x, h, d) * sum;
+    }
+    for (int64_t part = 0; part < all.parts; ++part)
+      for (int64_t n = 0; n < count; ++n) total[n] += all.dw_of(first + part)[row * count + n];
   }
 };
 
+template <class Score>
 static int32_t backward_few_rows(const regard_additive_gradients& given, regard_parallel parallel) {
   const regard_additive& x = given.forward;
   const regard_call& c = x.call;
   const int64_t pairs = elements(c) * c.key_heads, keys = part_keys(pairs * c.nk), parts = (c.nk + keys - 1) / keys;
-  FewRowsBackwardCall all{given,          x,       c,      pairs, keys, parts, few_rows(c), round_pairs(c.dk),
-                          round_up(c.dv), nullptr, nullptr};
-  const int64_t size = pairs * parts * all.rows * all.width;
-  const Workspace memory((size_t)(all.width * 2 + 2 * size + 1) * sizeof(float));
+  const int64_t width = Score::width_of(c), learned = Score::learned(x), rows = few_rows(c);
+  const int64_t totals = learned * width, size = pairs * parts * rows * width;
+  const Workspace memory((size_t)(2 * totals + (1 + learned) * size + 1) * sizeof(float));
   if (!memory.at) return 1;
-  all.da = (float*)memory.at + 2 * all.width;
-  all.dw = all.da + size;
-  const AdditiveFewBackward backward{all};
+  float *const da = (float*)memory.at + 2 * totals, *const dw = da + size;
+  const FewRowsBackwardCall all{given, x, c, pairs, keys, parts, rows, width, learned, round_up(c.dv), da, dw};
+  const FewRowsBackward<Score> backward{all};
   const int32_t failed = share(backward, backward.items(), c.threads, parallel);
   if (!failed) backward.join((double*)memory.at);
   return failed;

@@ -69,7 +69,7 @@ struct PreparedQueries {
   float* middle;         // [width / 2] what two features that share a division add up to at r = 1/2
   float* slots;          // of a program of features: FeatureProgram::place
   float largest, total;  // the largest |w|, Σ w
-  float unit;            // what scores are multiplied by to be in base 2, or divided by the soft cap
+  float unit;            // score_unit
   float max_abs;
   int bits;  // the largest inverse is at most 2^bits
 };
@@ -110,6 +110,11 @@ REGARD_INLINE float weight_of(const regard_additive& x, int64_t head, int64_t k)
   return x.code ? 1 : x.w[head * x.w_stride + k];
 }
 
+// What a head's scores are multiplied by to be in base 2, or divided by the soft cap.
+REGARD_INLINE float score_unit(const regard_call& c, int64_t head) {
+  return SoftCap::used(c) ? 1 / SoftCap::of(c, head) : kLog2e;
+}
+
 static void prepare_weights(const regard_additive& x, PreparedQueries& to, int64_t head, int64_t width, int64_t step) {
   const regard_call& c = x.call;
   const auto w = [&](int64_t k) { return weight_of(x, head, k); };
@@ -143,7 +148,7 @@ static void prepare_weights(const regard_additive& x, PreparedQueries& to, int64
     small *= 2;
     ++to.bits;
   }
-  to.unit = SoftCap::used(c) ? 1 / SoftCap::of(c, head) : kLog2e;
+  to.unit = score_unit(c, head);
 }
 
 template <int V>

@@ -18,8 +18,10 @@ from regard.backends.native.programs import structure
 
 pytestmark = needs_kernels
 
-FRAMES = frames(few=331) | {"few rows": testing.frame(nq=5, nk=331, batch=(2,), heads=6)}
-del FRAMES["small"]
+FRAMES = frames(few=331) | {
+    "five queries": testing.frame(nq=5, nk=331, batch=(2,), heads=6),
+    "one query": testing.frame(nq=1, nk=1101, batch=(1,), heads=4),
+}
 WIDTH = 19
 Drawn = Callable[[int], rg.Elementwise]  # of so many heads
 
@@ -68,29 +70,53 @@ def why_not(case: testing.Case) -> str | None:
 @pytest.mark.parametrize("name", SCORES)
 def test_values_and_gradients(isa: str, name: str, size: str, dtype: torch.dtype) -> None:
     at = FRAMES[size]
-    case = testing.draw(at, dk=WIDTH, dv=21, score=SCORES[name](at.heads), mask=testing.masks(at)["Or"], sink=True)
+    keys = at.heads // 2 if at.heads % 2 == 0 else None
+    of = {"score": SCORES[name](at.heads), "mask": testing.masks(at)["Or"], "sink": True}
+    case = testing.draw(at, key_heads=keys, dk=WIDTH, dv=21, **of)
     assert why_not(case) is None
     check(case, dtype)
     check(replace(case, mask=rg.Causal(), dropout=rg.Dropout(0.3, seed=11)), dtype)
 
 
+@pytest.mark.parametrize("size", ["blocks", "few rows"])
 @pytest.mark.parametrize("modifier", ["SoftCap", "Alibi", "Bias"])
-def test_before_modifiers(isa: str, modifier: str) -> None:
-    at = FRAMES["blocks"]
+def test_before_modifiers(isa: str, modifier: str, size: str) -> None:
+    at = FRAMES[size]
     score = SCORES["gaussian"](at.heads) >> testing.scores(at)[modifier].stages[-1]
     check(testing.draw(at, dk=WIDTH, dv=5, score=score, mask=rg.Causal()))
 
 
+@pytest.mark.parametrize("nq", [70, 3])
 @pytest.mark.parametrize("width", [1, 2, 7, 64, 131])
-def test_widths(isa: str, width: int) -> None:
+def test_widths(isa: str, width: int, nq: int) -> None:
     """Of a tensor of one or two numbers the gradient is off by chance."""
     tensors = (randn(width) / width**0.5,) if width > 2 else ()
     score = rg.Elementwise(lambda q, k, *w: q * k / 2 if not w else q * k * w[0] / 2, tensors)
-    check(testing.draw(testing.frame(nq=70, nk=150, batch=(1,), heads=2), dk=width, dv=9, score=score))
+    check(testing.draw(testing.frame(nq=nq, nk=150, batch=(1,), heads=2), dk=width, dv=9, score=score))
 
 
-def test_the_bits_do_not_depend_on_the_number_of_threads() -> None:
-    at = testing.frame(nq=141, nk=333, batch=(2,), heads=4)
+@pytest.mark.parametrize("d", [64, 40])
+@pytest.mark.parametrize("rows", ["next to each other", "far apart", "features apart"])
+def test_keys_of_few_queries_in_any_layout(isa: str, d: int, rows: str) -> None:
+    """Keys in place are read by strides of 16 bits, and others copied; features past the width are nobody's."""
+    q, wide = torch.randn(2, 3, d), torch.full((2, 21, 33_000 if rows == "far apart" else 2 * d), torch.nan)
+    k, v = wide[..., : 2 * d : 2] if rows == "features apart" else wide[..., :d], torch.randn(2, 21, 5)
+    k.normal_()
+    given = [t.requires_grad_() for t in (q, k if rows != "next to each other" else k.contiguous(), v)]
+    score = rg.Elementwise(lambda q, k: -(q - k).abs() / (1 + k * k))
+    found, right = (results(given, score, backend) for backend in (rg.Native(), rg.Reference()))
+    for one, other in zip(found, right, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def results(given: list[Tensor], score: rg.Score, backend: rg.Backend) -> tuple[Tensor, ...]:
+    out = rg.attention(*given, score=score, backend=backend)
+    return out.detach(), *torch.autograd.grad(out.square().sum(), given)
+
+
+@pytest.mark.parametrize("nq", [141, 2])
+def test_the_bits_do_not_depend_on_the_number_of_threads(nq: int) -> None:
+    at = testing.frame(nq=nq, nk=333, batch=(2,), heads=4)
     case = testing.draw(at, key_heads=2, dk=WIDTH, score=SCORES["gated"](4), mask=rg.Causal())
     threads, found = torch.get_num_threads(), list[dict[str, Tensor]]()
     try:
@@ -102,11 +128,12 @@ def test_the_bits_do_not_depend_on_the_number_of_threads() -> None:
     assert all(torch.equal(one, found[1][name]) for name, one in found[0].items())
 
 
-def test_an_infinite_derivative_of_a_hidden_pair_reaches_nobody() -> None:
+@pytest.mark.parametrize("nq", [50, 3])
+def test_an_infinite_derivative_of_a_hidden_pair_reaches_nobody(nq: int) -> None:
     """The root of 0 has an infinite slope; the pairs of equal features are all hidden."""
-    q = torch.randn(1, 2, 8, WIDTH)
-    k, allowed = q.clone(), ~torch.eye(8, dtype=torch.bool)
-    given = [t.requires_grad_() for t in (q, k, torch.randn(1, 2, 8, 3))]
+    q = torch.randn(1, 2, nq, WIDTH)
+    k, allowed = q.clone(), ~torch.eye(nq, dtype=torch.bool)
+    given = [t.requires_grad_() for t in (q, k, torch.randn(1, 2, nq, 3))]
     score = rg.Elementwise(lambda q, k: -(q - k).abs().sqrt() / 4)
     out = rg.attention(*given, score=score, mask=rg.Dense(allowed), backend=rg.Native())
     assert all(g.isfinite().all() for g in torch.autograd.grad(out.square().sum(), given))
@@ -137,9 +164,8 @@ def test_what_is_no_program_goes_over_tiles_and_says_why(fn: Any, why: str) -> N
     assert found is not None and why in found and why in str(rg.explain(case.q, case.k, case.v, score=case.score))
 
 
-def test_explain_tells_of_its_program_and_of_few_queries() -> None:
+@pytest.mark.parametrize("nq", [8, 1])
+def test_explain_tells_of_its_program(nq: int) -> None:
     q = torch.randn(1, 2, 8, 4)
-    said = str(rg.explain(q, q, q, score=rg.Elementwise(gat, (torch.ones(4),))))
+    said = str(rg.explain(q[:, :, :nq], q, q, score=rg.Elementwise(gat, (torch.ones(4),))))
     assert "the sum over features of a program of" in said and "which reads 1 tensor" in said
-    few = str(rg.explain(q[:, :, :3], q, q, score=rg.Elementwise(gat, (torch.ones(4),))))
-    assert "Tiled()" in few and "fewer than 4 queries" in few

@@ -32,8 +32,8 @@ class Elementwise(Similarity):
 
     tensors: widths, weights or gates, of shape (), (d,) or (heads, d), d the width of q and k; an axis of size 1 is
     shared. Each gets its gradient if it requires one; a fn that uses another such tensor raises an error. Memory is
-    linear in the sequence: features are summed a few at a time, and no (nq, nk, d) is made. From 4 queries on, the
-    native kernels run fn as a program, where it consists of elementwise operations that they know.
+    linear in the sequence: features are summed a few at a time, and no (nq, nk, d) is made. The native kernels run fn
+    as a program, where it consists of elementwise operations that they know.
 
     >>> import regard as rg
     >>> manhattan = Elementwise(lambda q, k: -(q - k).abs())

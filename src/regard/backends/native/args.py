@@ -34,9 +34,6 @@ ACTIVATIONS: dict[type, int] = {  # by type, not isinstance: a subclass may mean
 }
 
 
-_LEAST = 4  # queries of a sum over features
-
-
 @dataclass(frozen=True, eq=False)
 class KernelArgs:
     """The operands and numbers of one call, before it has addresses: see abi.CallArguments.
@@ -129,8 +126,6 @@ def _why_not_elementwise(problem: Problem) -> str | None:
         return "a graph records the call, whose function of features it would run on these numbers alone"
     if 0 in (*problem.frame.shape, problem.q.shape[-1]):
         return f"{problem.similarity!r} has no pairs or no features"
-    if problem.frame.nq < _LEAST:
-        return f"{problem.similarity!r} of fewer than {_LEAST} queries is faster in PyTorch: its lanes are queries"
     why = why_no_program_of_features(problem)
     return None if why is None else f"it has no program for {problem.similarity!r}: {why}"
 
