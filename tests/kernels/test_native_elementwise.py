@@ -14,6 +14,7 @@ import regard as rg
 from kernel_checks import check, frames
 from needed import needs_kernels
 from regard import testing
+from regard.backends.base import Backend
 from regard.backends.native.programs import structure
 
 pytestmark = needs_kernels
@@ -109,7 +110,7 @@ def test_keys_of_few_queries_in_any_layout(isa: str, d: int, rows: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def results(given: list[Tensor], score: rg.Score, backend: rg.Backend) -> tuple[Tensor, ...]:
+def results(given: list[Tensor], score: rg.Score, backend: Backend) -> tuple[Tensor, ...]:
     out = rg.attention(*given, score=score, backend=backend)
     return out.detach(), *torch.autograd.grad(out.square().sum(), given)
 

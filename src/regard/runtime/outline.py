@@ -29,6 +29,7 @@ from regard.core.value import Value, is_regards_own, names, number_key
 from regard.masks.algebra import Mask
 from regard.masks.dense import Dense, Where
 from regard.scores.algebra import Score
+from regard.scores.elementwise import Elementwise
 from regard.scores.modifiers import Bias
 
 
@@ -99,7 +100,7 @@ def outline(item: Any, leaves: Leaves) -> Any:
     if isinstance(item, Tensor) and plain(item):
         leaves.append(item)
         return item.dtype, item.shape, item.stride()
-    if has_no_step(item):
+    if has_no_step(item) or isinstance(item, Elementwise):
         leaves.extend(map(_plain, item.tensors()))
         try:
             return key_of(item)

@@ -159,6 +159,8 @@ class Native(Backend):
             return None
         if not training:
             return ForwardPlan(family, args, example, anew)
+        if anew.similarity is not None:
+            return None  # its backward has a program of its own
         if anew.modifiers is None:
             return TrainingPlan(family, args, example, anew)
         return RepeatedTrainingPlan(family, args, example, anew, anew.modifiers)

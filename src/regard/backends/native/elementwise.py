@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,15 +16,35 @@ from regard.backends.native.additive import additive_gradients, gradient_of_sink
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.bind import bind
 from regard.backends.native.c_structs import Struct
-from regard.backends.native.families import KernelFamily
+from regard.backends.native.families import KernelFamily, RepeatedSimilarity
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.launch import KernelResults, threads
-from regard.backends.native.programs.features import program_of_features, why_no_program_of_features
+from regard.backends.native.programs.code import NotLowered
+from regard.backends.native.programs.features import FeatureGraph, program_of_features, why_no_program_of_features
 from regard.backends.native.programs.lower import Program
 from regard.call.problem import Problem
 from regard.core.shapes import count_of
 
 _WORK = 4  # what an instruction costs for a query and a key, in operations of a dot product
+
+
+class RepeatedFeatures(RepeatedSimilarity):
+    """The program of a similarity for other calls of its structure, which have tensors of their own."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._graph = FeatureGraph.of(problem)
+        self._heads, self._width = problem.frame.heads, problem.q.shape[-1]
+        self.tensors, self.lasts = range(len(problem.similarity.tensors())), self._graph.graph.fixed
+
+    def fill(self, struct: Struct, leaves: Sequence[Tensor]) -> bool:
+        assert isinstance(struct, AdditiveArguments)
+        tensors = [leaves[n] for n in self.tensors]
+        try:
+            program = self._graph.lower(tensors, (False,) * len(tensors))
+        except (NotLowered, RuntimeError):
+            return False
+        _set_program(struct, program, self._heads, self._width)
+        return True
 
 
 @dataclass(frozen=True)
@@ -33,6 +54,7 @@ class ElementwiseKernels(KernelFamily):
     whole = False  # the program is the problem's
     backward_struct = AdditiveGradientArguments
     gradients = "da", "dc", "dv", "dw"
+    repeated_part = RepeatedFeatures
 
     def why_gathers(self, problem: Problem) -> str | None:
         return "the kernels of sums over features read ordinary tensors"
@@ -64,9 +86,6 @@ class ElementwiseKernels(KernelFamily):
         given = zip(found, tensors, needs, strict=True)
         return tuple(g.to(t.dtype) if need and g is not None else None for g, t, need in given)
 
-    def copied(self, problem: Problem) -> bool:
-        return True  # the parameters of the program
-
     def pair_work(self, problem: Problem, args: KernelArgs) -> int:
         return _pair_work(problem, program_of_features(problem))
 
@@ -89,13 +108,17 @@ def _pair_work(problem: Problem, program: Program) -> int:
 
 def _arguments(problem: Problem, program: Program, call: CallArguments) -> AdditiveArguments:
     """The call with the program of its features."""
-    shape = problem.frame.heads, 1, 1, problem.q.shape[-1]
     call.dtype = DTYPE_CODES[problem.v.dtype]
     call.threads = threads(_pair_work(problem, program) * problem.frame.nq * problem.frame.nk)
-    x = AdditiveArguments(call, code_count=len(program.rows), parameter_count=len(program.operands))
-    parameters = [t.float().expand(shape) for t in program.operands]
-    bind(x, {"code": program.rows, "parameters": torch.stack(parameters) if parameters else None})
+    x = AdditiveArguments(call)
+    _set_program(x, program, problem.frame.heads, problem.q.shape[-1])
     return x
+
+
+def _set_program(x: AdditiveArguments, program: Program, heads: int, width: int) -> None:
+    parameters = [t.float().expand(heads, 1, 1, width) for t in program.operands]
+    x.code_count, x.parameter_count = len(program.rows), len(parameters)
+    bind(x, {"code": program.rows, "parameters": torch.stack(parameters) if parameters else None})
 
 
 def _total(g: Tensor, parameter: Tensor) -> Tensor:

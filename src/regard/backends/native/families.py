@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -31,6 +32,24 @@ Gradients = Sequence["Tensor | None"]
 NAME_AT: dict[int, str] = {getattr(CallArguments, name).offset: name for name in LEAVES}  # of operands that are leaves
 
 
+class RepeatedSimilarity(ABC):
+    """What the kernels read of a similarity, made from its tensors anew for each call of a structure.
+
+    tensors  which of the leaves of a call belong to the similarity
+    lasts    whether there are other calls that it serves
+    """
+
+    tensors: range
+    lasts: bool
+
+    @abstractmethod
+    def __init__(self, problem: Problem) -> None: ...
+
+    @abstractmethod
+    def fill(self, struct: Struct, leaves: Sequence[Tensor]) -> bool:
+        """Tells the struct of a call; whether it can: else the call must go the general way."""
+
+
 @dataclass(frozen=True)
 class KernelFamily:
     """The kernels of dot products, and the base of others.
@@ -38,11 +57,14 @@ class KernelFamily:
     whole            whether KernelArgs says all of a call, so that it can be a node of a graph
     backward_struct  what the backward reads: it begins with what the forward read
     gradients        its members for the gradients of q, k and v, and of what is learned, if anything is
+    repeated_part    what makes the similarity's part of a struct anew for each call, of a problem; None where the first
+                     call's serves others
     """
 
     whole: ClassVar[bool] = True
     backward_struct: ClassVar[type[Struct]] = GradientArguments
     gradients: ClassVar[tuple[str, ...]] = ("dq", "dk", "dv")
+    repeated_part: ClassVar[type[RepeatedSimilarity] | None] = None
 
     def why_not_invariant(self, problem: Problem) -> str | None:
         """Why a row's bits depend on other rows, as a clause; None if they need not."""

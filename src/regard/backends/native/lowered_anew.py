@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from regard.backends.base import Example
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.call_operands import HELD, INTERVALS
-from regard.backends.native.families import KernelFamily
+from regard.backends.native.families import KernelFamily, RepeatedSimilarity
 from regard.backends.native.held_masks import beside_held
 from regard.backends.native.modifiers.base import RepeatedModifiers
 from regard.backends.native.modifiers.table import measures_positions
@@ -19,6 +19,7 @@ from regard.call.problem import Problem
 class LoweredAnew:
     """What depends on the numbers of a call, or on the code of a person's.
 
+    similarity what makes the kernels' part of a similarity that is code; None: they are the caller's own tensors
     modifiers  what makes the operands of the score's modifiers; None: they are the caller's own tensors, or shared
     mask       what makes the operands of a mask that is code, or that was written out from the numbers in its tensors
     intervals  whether tensors of the mask, or positions, decide which interval of keys each query sees
@@ -28,6 +29,7 @@ class LoweredAnew:
     checked    whether the mask has tensors, whose shapes are compared with the call's before a seed is drawn
     """
 
+    similarity: RepeatedSimilarity | None
     modifiers: RepeatedModifiers | None
     mask: RepeatedMask | None
     intervals: bool
@@ -39,17 +41,21 @@ class LoweredAnew:
     @staticmethod
     def of(family: KernelFamily, args: KernelArgs, example: Example) -> LoweredAnew:
         problem, mask = example.problem, example.problem.mask
-        modifiers, placed = family.repeated(problem), ("q_at" in args.operands, measures_positions(problem))
+        similarity = None if family.repeated_part is None else family.repeated_part(problem)
+        modifiers = family.repeated(problem)
+        placed = ("q_at" in args.operands, measures_positions(problem))
         decided = _decided_by_tensors(problem, args)
         read = {t.data_ptr() for t in family.leaves(problem, args).values() if t is not None}
         written_out = not decided and any(t.data_ptr() not in read for t in problem.mask_tensors)
         if written_out or has_code(mask):
-            return LoweredAnew(modifiers, RepeatedMask(problem, args, modifiers), False, False, *placed, True)
+            return LoweredAnew(
+                similarity, modifiers, RepeatedMask(problem, args, modifiers), False, False, *placed, True
+            )
         rule = beside_held(mask).rule() is not None
         # intervals that have no rule follow from the numbers in positions, where there are any
         by_positions = not rule and "start" in args.operands and example.positions is not None
         intervals = decided or (by_positions and mask.compares_positions())
-        return LoweredAnew(modifiers, None, intervals, rule, *placed, bool(problem.mask_tensors))
+        return LoweredAnew(similarity, modifiers, None, intervals, rule, *placed, bool(problem.mask_tensors))
 
     @property
     def of_mask(self) -> bool:

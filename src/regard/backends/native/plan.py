@@ -186,6 +186,8 @@ class ForwardPlan:
             template.set_leaves(struct, leaves)
         if self.of_pairs:
             bind(call_of(struct), {name: leaves[n] for name, n in self.of_pairs})
+        if anew.similarity is not None and not anew.similarity.fill(struct, leaves):
+            return None
         if anew.places and span != ():
             self._set_places(struct, span or Span((0, nq), (0, nk), None))
         if (anew.intervals or span == ()) and not self._look(struct, call):

@@ -19,10 +19,10 @@ def repeats(family: KernelFamily, args: KernelArgs, example: Example, anew: Lowe
     problem = example.problem
     if family.copied(problem):
         return False
-    repeated = anew.modifiers
-    if repeated is not None and not repeated.lasts:
+    repeated = [made for made in (anew.similarity, anew.modifiers) if made is not None]
+    if not all(made.lasts for made in repeated):
         return False
-    names, computed = anew.names(), () if repeated is None else repeated.tensors
+    names, computed = anew.names(), {n for made in repeated for n in made.tensors}
     given = [t.numbers if isinstance(t, Int8Rows) else t for t in example.given]
     for t, own in zip((args.q, args.k, args.v), given, strict=True):
         # converted, or read several times: then gradients are sums

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
 from regard.backends.native.programs.code import Derivative, Instruction, NotLowered
-from regard.backends.native.programs.graph import Node, NotTraced
+from regard.backends.native.programs.graph import Graph, Node, NotTraced
 from regard.backends.native.programs.lower import Program, Rows, lower
 from regard.backends.native.programs.lowering import Lowering
 from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERANDS
@@ -46,6 +48,30 @@ def program_of_features(problem: Problem, wanted: tuple[bool, ...] = ()) -> Prog
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class FeatureGraph:
+    """What an Elementwise computes of a feature, whatever its tensors hold.
+
+    frame  (heads, 1, 1, width): the features of a feature program are what keys are elsewhere
+    """
+
+    graph: Graph
+    frame: Frame
+
+    @staticmethod
+    def of(problem: Problem) -> FeatureGraph:
+        """Raises NotTraced."""
+        similarity = problem.similarity
+        assert isinstance(similarity, Elementwise)
+        frame = Frame.of(1, problem.q.shape[-1], batch=(problem.frame.heads,), device="cpu")
+        return FeatureGraph(graph_of_features(similarity, frame), frame)
+
+    def lower(self, tensors: Sequence[Tensor], wanted: tuple[bool, ...]) -> Program:
+        """The program that reads these tensors of the similarity. Raises NotLowered."""
+        floats = [t.float() for t in Elementwise.aligned(tensors)]  # the kernels read floats
+        return lower(self.graph, self.frame, floats, wanted, _Features, _rows)
+
+
 # Of each problem the programs that were made, by which gradients are wanted, or why there is none.
 _found: WeakKeyDictionary[Problem, dict[tuple[bool, ...], Program | str]] = WeakKeyDictionary()
 
@@ -56,16 +82,13 @@ def _program(problem: Problem, wanted: tuple[bool, ...]) -> Program | str:
     wanted = wanted or (False,) * len(similarity.inputs)
     found = _found.setdefault(problem, {})
     if wanted not in found:
-        found[wanted] = _lowered(similarity, problem.frame.heads, problem.q.shape[-1], wanted)
+        found[wanted] = _lowered(problem, wanted)
     return found[wanted]
 
 
-def _lowered(similarity: Elementwise, heads: int, width: int, wanted: tuple[bool, ...]) -> Program | str:
-    # (heads, 1, 1, width): the features of a feature program are what keys are elsewhere
-    frame = Frame.of(1, width, batch=(heads,), device="cpu")
+def _lowered(problem: Problem, wanted: tuple[bool, ...]) -> Program | str:
     try:
-        tensors = [t.float() for t in similarity.aligned(similarity.inputs)]  # the kernels read floats
-        return lower(graph_of_features(similarity, frame), frame, tensors, wanted, _Features, _rows)
+        return FeatureGraph.of(problem).lower(problem.similarity.tensors(), wanted)
     except (NotTraced, NotLowered) as why:
         return str(why)
     except Exception as error:  # an operation called in a way that nobody foresaw: PyTorch knows it
