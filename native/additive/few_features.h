@@ -15,7 +15,7 @@ struct FeaturesFewRows {
   float* queries;     // [rows][width], 0 past dk
   float* parameters;  // [heads of the group][parameter][width], 0 past dk
   float* bounded;     // [W][width] finite_end() of keys, and of a query behind them
-  KeyRows keys;
+  FeatureRows keys;
   Slots several, one;  // of kVectors vectors, and of one
   float unit[kMaxRows];
 

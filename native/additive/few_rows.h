@@ -29,7 +29,7 @@ static bool few_additive(const regard_call& c) {
 REGARD_INLINE int64_t round_pairs(int64_t n) { return (n + 2 * W - 1) / (2 * W) * (2 * W); }
 
 // W keys of one head: in place, or copied, with features past dk 0.
-struct KeyRows {
+struct FeatureRows {
   static constexpr int64_t kFurthest = INT16_MAX;  // numbers between rows in place: what Slots count to
 
   const regard_call& c;
@@ -52,7 +52,7 @@ struct KeyRows {
 };
 
 // The same, and their exponentials.
-struct KeyVector : KeyRows {
+struct KeyVector : FeatureRows {
   const regard_additive& x;
   float* exponentials;  // [W][width], of features past dk 1
   float max_abs = 0;
