@@ -116,6 +116,7 @@ def _arguments(problem: Problem, program: Program, call: CallArguments) -> Addit
 
 
 def _set_program(x: AdditiveArguments, program: Program, heads: int, width: int) -> None:
+    """The code, and its parameters with a number for each head and feature."""
     parameters = [t.float().expand(heads, 1, 1, width) for t in program.operands]
     x.code_count, x.parameter_count = len(program.rows), len(parameters)
     bind(x, {"code": program.rows, "parameters": torch.stack(parameters) if parameters else None})

@@ -19,14 +19,14 @@ from regard.call.problem import Problem
 class LoweredAnew:
     """What depends on the numbers of a call, or on the code of a person's.
 
-    similarity what makes the kernels' part of a similarity that is code; None: they are the caller's own tensors
-    modifiers  what makes the operands of the score's modifiers; None: they are the caller's own tensors, or shared
-    mask       what makes the operands of a mask that is code, or that was written out from the numbers in its tensors
-    intervals  whether tensors of the mask, or positions, decide which interval of keys each query sees
-    rule       whether the mask has a rule, so that its intervals follow from a few numbers
-    places     whether something compares positions, which are operands then
-    distances  whether these must lie near each other, since a modifier measures their distances
-    checked    whether the mask has tensors, whose shapes are compared with the call's before a seed is drawn
+    similarity  what makes the part of the struct of a similarity that is code; None: the first call's serves others
+    modifiers   what makes the operands of the score's modifiers; None: they are the caller's own tensors, or shared
+    mask        what makes the operands of a mask that is code, or that was written out from the numbers in its tensors
+    intervals   whether tensors of the mask, or positions, decide which interval of keys each query sees
+    rule        whether the mask has a rule, so that its intervals follow from a few numbers
+    places      whether something compares positions, which are operands then
+    distances   whether these must lie near each other, since a modifier measures their distances
+    checked     whether the mask has tensors, whose shapes are compared with the call's before a seed is drawn
     """
 
     similarity: RepeatedSimilarity | None
