@@ -110,8 +110,9 @@ REGARD_INLINE float weight_of(const regard_additive& x, int64_t head, int64_t k)
   return x.code ? 1 : x.w[head * x.w_stride + k];
 }
 
-// What a head's scores are multiplied by to be in base 2, or divided by the soft cap.
+// What a head's scores are multiplied by to be in base 2, or divided by the soft cap; a program takes natural ones.
 REGARD_INLINE float score_unit(const regard_call& c, int64_t head) {
+  if (Program::used(c)) return 1;
   return SoftCap::used(c) ? 1 / SoftCap::of(c, head) : kLog2e;
 }
 

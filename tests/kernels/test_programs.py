@@ -107,26 +107,34 @@ def modifiers(at: Frame) -> dict[str, rg.Score]:
 NAMES = list(modifiers(FRAMES["a row"]))
 
 
-def draw(size: str, name: str, mask: rg.Mask = rg.Window(90, 2)) -> testing.Case:
+SIMILARITIES = {
+    "ScaledDot": rg.ScaledDot(),
+    "Additive": rg.Additive(None, None, torch.linspace(-0.5, 0.5, 24, dtype=torch.float64)),
+    "Elementwise": rg.Elementwise(lambda q, k: -(q - k).abs() / 8),
+}
+
+
+def draw(size: str, name: str, mask: rg.Mask = rg.Window(90, 2), after: str = "ScaledDot") -> testing.Case:
     at = FRAMES[size]
-    return testing.draw(
-        at, key_heads=3, dk=24, dv=19, score=rg.ScaledDot() >> modifiers(at)[name], mask=mask, sink=True
-    )
+    score = SIMILARITIES[after] >> modifiers(at)[name]
+    return testing.draw(at, key_heads=3, dk=24, dv=19, score=score, mask=mask, sink=True)
 
 
+@pytest.mark.parametrize("after", SIMILARITIES)
 @pytest.mark.parametrize("size", FRAMES)
 @pytest.mark.parametrize("name", NAMES)
-def test_forward(isa: str, name: str, size: str) -> None:
+def test_forward(isa: str, name: str, size: str, after: str) -> None:
     for mask in (rg.Window(90, 2), rg.Dilated(3)):
-        case = draw(size, name, mask)
+        case = draw(size, name, mask, after)
         assert rg.Native().why_not(case.leaves(torch.float32).problem, lse=True) is None
         compare(case)
 
 
+@pytest.mark.parametrize("after", SIMILARITIES)
 @pytest.mark.parametrize("size", ["blocks", "few rows", "keys in parts"])
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_of_queries_keys_and_values(isa: str, name: str, size: str) -> None:
-    case = draw(size, name)
+def test_gradients_of_queries_keys_and_values(isa: str, name: str, size: str, after: str) -> None:
+    case = draw(size, name, after=after)
     problem = case.leaves(torch.float32).problem
     needs = (True, True, True, *(False for _ in problem.score.tensors()), True)
     assert why_not_backward(problem, needs) is None

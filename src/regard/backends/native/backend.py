@@ -217,7 +217,7 @@ class Native(Backend):
     def _in_graphs(self, own: Problem, problem: Problem, pairs: bool) -> str:
         """What graphs hold of functions that a person wrote. pairs: whether the mask is no interval here."""
         said: list[str] = []
-        if own is not problem:
+        if own is not problem or not _family(problem).whole:
             return f"{own.similarity!r} runs tile by tile in PyTorch"
         if programmed(problem) and 0 not in problem.frame.shape:
             modifiers = recorded_modifiers(problem)

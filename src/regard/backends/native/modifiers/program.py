@@ -22,9 +22,7 @@ from regard.call.problem import Problem
 from regard.core.region import Frame
 from regard.core.shapes import count_of
 from regard.core.tracing import data_unavailable, functorch, graphed, scripted, symbolic, watched
-from regard.scores.additive import Additive
 from regard.scores.algebra import Modifier
-from regard.scores.elementwise import Elementwise
 
 __all__ = [
     "OPERAND_NAMES",
@@ -69,8 +67,6 @@ class Programs(KernelModifier[Modifier]):
     @classmethod
     def why_not(cls, problem: Problem, stage: Modifier) -> str | None:
         """Of all modifiers at once."""
-        if isinstance(problem.similarity, (Additive, Elementwise)):
-            return f"it has no programs after {type(problem.similarity).__name__}"
         if in_graph(problem):
             recorded = recorded_modifiers(problem)
             return None if isinstance(recorded, RecordedModifier) else f"it records no modifiers in a graph: {recorded}"
