@@ -1,4 +1,4 @@
-"""Scores and masks as functions of a pair, as FlexAttention takes them: for the definition and all candidates."""
+"""Functions of a pair, scores and masks as FlexAttention takes them, and sums over features: for all candidates."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ WIDE, REACH, TABLE = 64, 6, 64  # tokens of a row of an image; rows and columns 
 
 @dataclass(frozen=True)
 class PairFunctions:
-    """What makes score(s, b, h, i, j), with what is learned as a last argument if anything is, and mask(b, h, i, j)."""
+    """What makes score(s, b, h, i, j), with what is learned as a last argument if anything is, and mask(b, h, i, j).
+
+    term(q, k): what one feature adds to s, which is their scaled dot product where there is no term.
+    """
 
     score: Callable[[Case], Mod] | None = None
     mask: Callable[[Case], Mod] | None = None
+    term: Mod | None = None
 
 
 def _alibi(case: Case) -> Mod:
@@ -62,6 +66,10 @@ def _neighbours(case: Case) -> Mod:
     return mod
 
 
+def _manhattan(q: Tensor, k: Tensor) -> Tensor:
+    return (q - k).abs() / -8.0
+
+
 def _dilated(case: Case) -> Mod:
     return lambda b, h, i, j: ((i - j).abs() <= 256) & ((i - j) % 4 == 0)
 
@@ -80,6 +88,8 @@ FUNCTIONS = {
     "dilated": PairFunctions(mask=_dilated),
     "wider by head": PairFunctions(mask=_by_head),
     "ten operations, neighbours": PairFunctions(_ten, _neighbours),
+    "L1 distance": PairFunctions(term=_manhattan),
+    "L1 distance, ten operations": PairFunctions(_ten, term=_manhattan),
 }
 
 
@@ -93,6 +103,11 @@ def mask_of(case: Case) -> Mod | None:
     """The mask of a case; None where it has none of its own."""
     made = FUNCTIONS[case.what].mask if case.what in FUNCTIONS else None
     return None if made is None else made(case)
+
+
+def term_of(case: Case) -> Mod | None:
+    """What a feature adds to the scores of a case; None where they are scaled dot products."""
+    return FUNCTIONS[case.what].term if case.what in FUNCTIONS else None
 
 
 def score_mod(case: Case, learned: Tensor | None) -> Mod | None:

@@ -198,7 +198,7 @@ PATCHING = (
         for mode, passes in MODES
     ),
 )
-SCORED, SEEN, BOTH_PASSES = "score_mods", "mask_mods", "score_mods, both passes"
+SCORED, SEEN, BOTH_PASSES, SUMMED = "score_mods", "mask_mods", "score_mods, both passes", "sums over features"
 FUNCTIONS = (
     Case("the plain call", "full", PLAIN),
     *(Case(SCORED, name, PLAIN, what=name) for name in ("alibi", "two operations", "ten operations", "gates")),
@@ -210,6 +210,11 @@ FUNCTIONS = (
     *(
         Case(BOTH_PASSES, f"{name}, both", PLAIN, what=name, passes="both")
         for name in ("two operations", "ten operations", "learned table")
+    ),
+    *(
+        Case(SUMMED, name if passes == "forward" else f"{name}, both", (1, 12, 1024, 64), what=name, passes=passes)
+        for passes in ("forward", "both")
+        for name in ("L1 distance", "L1 distance, ten operations")
     ),
 )
 READ, STEPS_OF_GENERATE, TRAINED = "a forward", "a step of generate", "a training step"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.architectures import Exact
 from benchmarks.cases import ARCHITECTURES, DROPPED, MODELS, PATCHED, Case
-from benchmarks.functions import indices, score_of
+from benchmarks.functions import indices, score_of, term_of
 from benchmarks.inputs import BUCKETS, Inputs
 from benchmarks.models import Greedy, Vectors
 from benchmarks.patched import Outputs
@@ -83,7 +83,7 @@ def _results(x: Inputs, rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """The output of some rows and, where there is a cotangent, all gradients, a block of rows at a time."""
     leaves = [t.detach().to(dtype, copy=True).requires_grad_(x.cotangent is not None) for t in _leaves(x)]
     outs: list[Tensor] = []
-    width = x.case.shape[-1] if x.case.what == "additive" else 1
+    width = 1 if x.case.what != "additive" and term_of(x.case) is None else x.case.shape[-1]
     step = max(1, AT_ONCE // (x.q.shape[0] * x.q.shape[1] * x.case.keys * width))
     with torch.set_grad_enabled(x.cotangent is not None):
         for block in rows.split(step):
@@ -104,9 +104,11 @@ def _shared(t: Tensor, x: Inputs) -> Tensor:
 
 
 def _weights(x: Inputs, leaves: list[Tensor], rows: Tensor) -> Tensor:
-    q, k, what = leaves[0][:, :, rows], _shared(leaves[1], x), x.case.what
+    q, k, what, term = leaves[0][:, :, rows], _shared(leaves[1], x), x.case.what, term_of(x.case)
     if what == "additive":
         scores = torch.tanh(q[..., :, None, :] + k[..., None, :, :]) @ leaves[3]
+    elif term is not None:
+        scores = term(q[..., :, None, :], k[..., None, :, :]).sum(-1)
     else:
         scores = q @ k.mT * q.shape[-1] ** -0.5
     if what == "bias":

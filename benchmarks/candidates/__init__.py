@@ -82,5 +82,5 @@ TAKING_PART = {
     "generation": ("regard", "torch", "contiguous"),
     "models": ("regard", "torch"),
     "patching": ("regard", "torch"),
-    "functions": ("regard", "flex", "tiled"),
+    "functions": ("regard", "flex", "tiled", "eager", "compiled"),
 }

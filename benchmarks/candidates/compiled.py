@@ -6,6 +6,7 @@ import torch
 
 from benchmarks.candidates import Unable, Way, eager
 from benchmarks.cases import Case
+from benchmarks.functions import term_of
 from benchmarks.inputs import Inputs
 from benchmarks.passes import way
 
@@ -13,7 +14,9 @@ start = eager.start
 
 
 def ways(case: Case, x: Inputs) -> list[Way]:
-    if case.what != "additive":
-        raise Unable("only where SDPA has no such score")
     torch._dynamo.reset()
-    return [way("formula", x, torch.compile(eager.additive, dynamic=False))]
+    if case.what == "additive":
+        return [way("formula", x, torch.compile(eager.additive, dynamic=False))]
+    if term_of(case) is None:
+        raise Unable("only where neither SDPA nor FlexAttention has such a score")
+    return [way("formula", x, torch.compile(eager.formula(case), dynamic=False))]

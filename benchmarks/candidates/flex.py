@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.candidates import Unable, Way
 from benchmarks.cases import WINDOW, Case
-from benchmarks.functions import FUNCTIONS, mask_of, score_mod
+from benchmarks.functions import FUNCTIONS, mask_of, score_mod, term_of
 from benchmarks.inputs import Inputs
 
 
@@ -25,6 +25,8 @@ def ways(case: Case, x: Inputs) -> list[Way]:
         raise Unable("FlexAttention has no dropout")
     if case.passes != "forward":
         raise Unable("FlexAttention has no backward on a CPU")
+    if term_of(case) is not None:
+        raise Unable("FlexAttention's scores are functions of a dot product")
     torch._dynamo.reset()
     flex, (q, k, v) = torch.compile(flex_attention, dynamic=False), x.four()
     given: dict[str, Any] = {"enable_gqa": k.shape[1] != q.shape[1]}

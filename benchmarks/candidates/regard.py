@@ -17,7 +17,7 @@ import regard as rg
 from benchmarks.architectures import ways as ways_of_model
 from benchmarks.candidates import Way
 from benchmarks.cases import ARCHITECTURES, DROPPED, MODELS, PATCHED, WINDOW, Case
-from benchmarks.functions import FUNCTIONS, Mod, mask_of, score_mod, score_of
+from benchmarks.functions import FUNCTIONS, Mod, mask_of, score_mod, score_of, term_of
 from benchmarks.inputs import BUCKETS, Inputs
 from benchmarks.models import model_way, packed_way
 from benchmarks.passes import way
@@ -65,7 +65,8 @@ def ways(case: Case, x: Inputs) -> list[Way]:
     if case.what == "mixed":
         return [_one_call(x)]
     if case.what in FUNCTIONS:
-        return [_of_pair(x), of_region("Modifier, Where", x, None)]
+        own = of_region("Modifier, Where", x, None)
+        return [own] if term_of(case) is not None else [_of_pair(x), own]
     masks: dict[str, dict[str, Any]] = {
         "full": {},
         "causal": {"mask": rg.Causal()},
@@ -108,11 +109,12 @@ class OfRegion(rg.Modifier):
 
 
 def of_region(name: str, x: Inputs, backend: rg.Backend | None) -> Way:
-    """The functions of a case as a Modifier and a Where of one's own."""
-    score, mask = score_of(x.case), mask_of(x.case)
+    """The functions of a case as an Elementwise, a Modifier and a Where of one's own."""
+    score, mask, term = score_of(x.case), mask_of(x.case), term_of(x.case)
+    similarity = rg.ScaledDot() if term is None else rg.Elementwise(term)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, learned: Tensor | None = None) -> Tensor:
-        scored = rg.ScaledDot() if score is None else rg.ScaledDot() >> OfRegion(score, learned)
+        scored = similarity if score is None else similarity >> OfRegion(score, learned)
         seen = rg.Everything() if mask is None else rg.Where(mask)
         return rg.attention(q, k, v, score=scored, mask=seen, backend=backend)
 

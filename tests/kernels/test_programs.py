@@ -110,7 +110,7 @@ NAMES = list(modifiers(FRAMES["a row"]))
 SIMILARITIES = {
     "ScaledDot": rg.ScaledDot(),
     "Additive": rg.Additive(None, None, torch.linspace(-0.5, 0.5, 24, dtype=torch.float64)),
-    "Elementwise": rg.Elementwise(lambda q, k: -(q - k).abs() / 8),
+    "Elementwise": rg.Elementwise(lambda q, k: -(q - k).abs() / 24),
 }
 
 
