@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import regard as rg
 from regard.backends.native.ffi import runnable
 
 from .call import Call, Part
+
+FEATURES: dict[str, Callable[..., Tensor]] = {
+    "distance": lambda q, k, w: -(q - k).abs() * w,
+    "square": lambda q, k, w: -(((q - k) * w) ** 2),
+    "leaky relu": lambda q, k, w: w * torch.nn.functional.leaky_relu(q + k, 0.2),
+}  # what a feature adds to a score
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,8 @@ def score(part: Part) -> rg.Score:
         kind, slope = n["activation"], n.get("slope", 0.0)
         activation = {"tanh": rg.Tanh(), "sigmoid": rg.Sigmoid()}.get(kind) or rg.LeakyReLU(slope)
         return rg.Additive(t.get("w_q"), t.get("w_k"), t["w"], t.get("b"), activation)
+    if part.kind == "elementwise":
+        return rg.Elementwise(FEATURES[n["function"]], tensors=(t["w"],))
     if part.kind == "custom":
         return rg.Custom(lambda q, k, w: (q * w).sin() @ k.mT, tensors=(t["w"],))
     if part.kind == "product":

@@ -15,6 +15,7 @@ from .call import Call, Part
 from .masks import draw_mask
 from .scores import (
     draw_division,
+    draw_elementwise,
     draw_kind,
     draw_log_distance,
     draw_modifiers,
@@ -34,7 +35,7 @@ def draw(seed: int) -> Call:
     call, at = _draw_first(seed)
     call = _with_added(Source.of(seed + 2), call, at, draw_log_distance)
     call = _with_added(Source.of(seed + 5), call, at, draw_power_distance)
-    return _with_division(Source.of(seed + 3), call, at)
+    return _with_features(Source.of(seed + 6), _with_division(Source.of(seed + 3), call, at), at)
 
 
 def draw_first(seed: int) -> Call:
@@ -57,13 +58,24 @@ def _with_division(s: Source, call: Call, at: Size) -> Call:
         return call
     kinds = [part.kind for part in call.score]
     n = len(kinds) if "bias" not in kinds and s.maybe(0.3) else 1 + (kinds[1:2] == ["soft cap"] and s.maybe(0.5))
-    divided = replace(call, score=(*call.score[:n], draw_division(s, at), *call.score[n:]))
+    return _with_part(s, call, (*call.score[:n], draw_division(s, at), *call.score[n:]), "divided")
+
+
+def _with_features(s: Source, call: Call, at: Size) -> Call:
+    """The call, sometimes with a sum over features in place of its similarity."""
+    width = call.q.shape[-1]
+    if width != call.k.shape[-1] or not s.maybe(0.08):
+        return call
+    return _with_part(s, call, (draw_elementwise(s, at, width), *call.score[1:]), "elementwise")
+
+
+def _with_part(s: Source, call: Call, score: tuple[Part, ...], kind: str) -> Call:
+    """The call with another score; tensors of its new part, of that kind, may require gradients where others do."""
     wanted = {id(call.floats()[name]) for name in call.needs}  # names hold the places of parts
-    kept = [name for name, t in divided.floats().items() if id(t) in wanted]
-    return replace(
-        divided,
-        needs=(*kept, *(name for name in divided.floats() if name.startswith("divided") and kept and s.maybe(0.75))),
-    )
+    made = replace(call, score=score, needs=())
+    kept = [name for name, t in made.floats().items() if id(t) in wanted]
+    new = (name for name in made.floats() if name.startswith(kind) and kept and s.maybe(0.75))
+    return replace(made, needs=(*kept, *new))
 
 
 def _draw_first(seed: int) -> tuple[Call, Size]:

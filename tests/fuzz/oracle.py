@@ -92,6 +92,8 @@ def _similarity(part: Part, call: Call, acc: torch.dtype, r: Unrounded) -> Tenso
     if part.kind == "additive":
         return _additive(part, q, k, t, call.heads, r)
     q, k = r(q), r(_repeated(k, call.heads))
+    if part.kind == "elementwise":
+        return _elementwise(part, q, k, t["w"], r)
     if part.kind == "dot":
         return r.product(q, k)
     if part.kind == "scaled dot":
@@ -111,6 +113,18 @@ def _similarity(part: Part, call: Call, acc: torch.dtype, r: Unrounded) -> Tenso
     if part.kind == "custom":
         return r.product(r((q * t["w"]).sin()), k)
     raise AssertionError(part.kind)
+
+
+def _elementwise(part: Part, q: Tensor, k: Tensor, w: Tensor, r: Unrounded) -> Tensor:
+    """The sum over features of one function of build.FEATURES; partial sums may be larger than the sum is."""
+    q, k, w = q[..., :, None, :], k[..., None, :, :], w[:, None, None] if w.dim() > 1 else w
+    kind = part.numbers["function"]
+    if kind == "leaky relu":
+        terms = w * torch.nn.functional.leaky_relu(r(q + k), 0.2)
+    else:
+        terms = -r(q - k).abs() * w if kind == "distance" else -(r((q - k) * w).square())
+    terms = r(terms.expand(*terms.shape[:-1], q.shape[-1]))
+    return r.sum(terms)
 
 
 def _distance(gamma: Any, q: Tensor, k: Tensor, r: Unrounded) -> Tensor:

@@ -19,6 +19,10 @@ class Unrounded:
         """q kᵀ."""
         return q @ k.mT
 
+    def sum(self, terms: Tensor) -> Tensor:
+        """Over the last axis."""
+        return terms.sum(-1)
+
     def softmax(self, logits: Tensor) -> Tensor:
         return torch.softmax(logits, -1)
 
@@ -49,6 +53,10 @@ class Roundings(Unrounded):
         """The terms of a sum round its partial sums, which may be larger than the sum is."""
         terms = q.detach().abs() @ k.detach().abs().mT
         return self(q @ k.mT) + (self.of(terms) - terms)
+
+    def sum(self, terms: Tensor) -> Tensor:
+        sizes = terms.detach().abs().sum(-1)
+        return self(terms.sum(-1)) + (self.of(sizes) - sizes)
 
     def softmax(self, logits: Tensor) -> Tensor:
         """Its gradient P dP - P (sum of P dP) is the difference of two numbers, each with roundings."""

@@ -65,6 +65,13 @@ def _additive(s: Source, at: Size, dq: int, dk: int) -> Part:
     return Part("additive", tensors, {"activation": activation, **slope})
 
 
+def draw_elementwise(s: Source, at: Size, width: int) -> Part:
+    """A sum over features of one of build.FEATURES, with a number for each feature, each head, both or all."""
+    shape = s.choice.choice(((), (width,), (1, width), (at.heads, width), (at.heads, 1)))
+    kind, w = s.choice.choice(("distance", "square", "leaky relu")), s.normal(*shape) / max(width, 1) ** 0.5
+    return Part("elementwise", {"w": at.parameter(s, w)}, {"function": kind})
+
+
 def draw_modifiers(s: Source, at: Size) -> tuple[Part, ...]:
     count = s.choice.choices((0, 1, 2, 3, 4), (42, 32, 15, 8, 3))[0]
     kinds = {"soft cap": 22, "alibi": 0 if at.unplaced else 16, "points": 9, "bias": 36, "temperature": 3}
