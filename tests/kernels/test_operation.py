@@ -165,6 +165,7 @@ LEARNED: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("name", few(LEARNED, "bias", "table", "dropout"))
 def test_compiled_training_is_two_nodes(name: str) -> None:
     from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
 
     torch.compiler.reset()
     given = LEARNED[name]
@@ -177,7 +178,7 @@ def test_compiled_training_is_two_nodes(name: str) -> None:
 
     leaves = [t.requires_grad_() for t in (*inputs(), *held)]
     layer, q, k, v = Layer(given), *leaves[:3]
-    backend = torch._dynamo.backends.common.aot_autograd(fw_compiler=watch, bw_compiler=watch)
+    backend = aot_autograd(fw_compiler=watch, bw_compiler=watch)
     for run in (layer, torch.compile(layer, backend=backend, fullgraph=True)):
         run(q, k, v).sin().sum().backward()
         mine = [t.grad for t in leaves]

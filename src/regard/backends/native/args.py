@@ -44,6 +44,7 @@ class KernelArgs:
     shape      (*batch, heads, nq) of the call
     mask_text  a mask that is no operand yet, in a graph: see mask_text.py; mask_0, ... are its positions and tensors
     score_text modifiers that are no program yet, in a graph: see programs/text.py; program_0, ... are their tensors
+    similarity_text  a similarity that is no dot product, in a graph: see similarity_text.py; similarity_0 is its tensor
     """
 
     q: Tensor
@@ -53,6 +54,7 @@ class KernelArgs:
     numbers: Mapping[str, Any]
     mask_text: str = ""
     score_text: str = ""
+    similarity_text: str = ""
     shape: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,16 +84,19 @@ class KernelArgs:
         return {"q": self.q, "k": self.k, "v": self.v, **self.operands}
 
 
+TEXTS = "mask_text", "score_text", "similarity_text"
+
+
 def bytes_of_pairs(operands: Mapping[str, Any]) -> int:
     """What a mask takes that was written out pair by pair, as a map of tiles and their bits."""
     return sum(operands[one.name].nbytes for one in PAIRS if one.name in operands and not one.leaf)
 
 
 def kernel_args(q: Tensor, k: Tensor, v: Tensor, found: Mapping[str, Any]) -> KernelArgs:
-    """The arguments of a call from its operands, numbers and, in a graph, the texts of its mask and score, by name."""
+    """The arguments of a call from its operands, numbers and, in a graph, the texts of its parts, by name."""
     operands = {name: x for name, x in found.items() if isinstance(x, Tensor)}
     numbers = {name: x for name, x in found.items() if name in NUMBERS}
-    return KernelArgs(q, k, v, operands, numbers, found.get("mask_text", ""), found.get("score_text", ""))
+    return KernelArgs(q, k, v, operands, numbers, **{name: found[name] for name in TEXTS if name in found})
 
 
 def why_not(problem: Problem) -> str | None:
@@ -134,10 +139,15 @@ def _unknown(activation: Activation) -> str:
     return f"its hidden layers have tanh, the sigmoid or a leaky ReLU, not {activation!r}"
 
 
-def lower(problem: Problem, mask: dict[str, Any], invariant: bool = False) -> KernelArgs:
-    """A problem as the kernels read it; mask: what lower_mask says of its mask."""
+def lower(
+    problem: Problem, mask: dict[str, Any], invariant: bool = False, score: dict[str, Any] | None = None
+) -> KernelArgs:
+    """A problem as the kernels read it. mask: what lower_mask says of its mask; score: in a graph, texts of the score,
+    as score_as_text writes them, in the place of operands.
+    """
     q, k, v, scale = _similarity_operands(problem)
-    found = {**with_places(mask, problem), **lower_modifiers(problem), "scale": scale, "invariant": invariant}
+    score = lower_modifiers(problem) if score is None else score
+    found = {**with_places(mask, problem), **score, "scale": scale, "invariant": invariant}
     drop = problem.dropout
     if drop is not None:
         found |= {"seed": drop.seed, "threshold": drop.threshold, "keep": drop.scale, **place(problem)}

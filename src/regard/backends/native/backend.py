@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from regard.backends.base import Backend, Differentiable, Example, ForwardResult, Plan, Result
-from regard.backends.native.additive import AdditiveKernels
 from regard.backends.native.args import KernelArgs, lower, why_not
 from regard.backends.native.call_operands import HELD
-from regard.backends.native.elementwise import ElementwiseKernels, described_features
-from regard.backends.native.families import KernelFamily
+from regard.backends.native.elementwise import described_features
 from regard.backends.native.ffi import library, runnable, why_not_built
+from regard.backends.native.kernel_families import family_of
 from regard.backends.native.launch import (
     arguments,
     empty_results,
@@ -24,16 +23,17 @@ from regard.backends.native.launch import (
     filled_without_pairs,
     natural_row_stats,
 )
-from regard.backends.native.lower_mask import lower_mask, program_of_mask, why_no_program
+from regard.backends.native.lower_mask import lower_mask, mask_as_text, program_of_mask, why_no_program
 from regard.backends.native.lowered_anew import LoweredAnew
 from regard.backends.native.mask_text import has_function, why_not_text, with_recorded
-from regard.backends.native.modifiers.program import OPERAND_NAMES, described, recorded_modifiers
+from regard.backends.native.modifiers.program import OPERAND_NAMES, described, in_graph, recorded_modifiers
 from regard.backends.native.modifiers.table import programmed, why_not_learned
 from regard.backends.native.plan import ForwardPlan
 from regard.backends.native.plan_limits import repeats
 from regard.backends.native.products import gradients_of_product, needs_of_product, rows_made, with_product
 from regard.backends.native.ragged import RaggedPlan, ragged_plan
 from regard.backends.native.repeated_training_plan import RepeatedTrainingPlan
+from regard.backends.native.text_calls import score_as_text
 from regard.backends.native.torch_ops import traced
 from regard.backends.native.training_plan import TrainingPlan
 from regard.backends.streaming.backward import Cotangents, backward
@@ -85,7 +85,7 @@ class Native(Backend):
         if not runnable():
             return f"it was not built: {why_not_built()}"
         own, problem = problem, with_product(problem)
-        why = _why_unread(problem) or (_family(problem).why_not_invariant(problem) if self.invariant else None)
+        why = _why_unread(problem) or (family_of(problem).why_not_invariant(problem) if self.invariant else None)
         if why is None and self.invariant and rows_made(own):
             why = "torch makes rows of q and k, by products whose rounding depends on how many there are"
         return why or why_not(problem)
@@ -95,7 +95,7 @@ class Native(Backend):
             return "a graph, a transform or a mode sees the call"
         if torch.is_grad_enabled() and any(t.requires_grad for t in problem.tensors()):
             return "the backward reads ordinary tensors"
-        return _family(problem).why_gathers(problem)
+        return family_of(problem).why_gathers(problem)
 
     def forward(self, problem: Problem) -> Result:
         problem = with_product(problem)
@@ -134,20 +134,25 @@ class Native(Backend):
         if not filled_without_pairs(args, out, lse, row_stats):
             results = {"out": out, "lse": lse, "row_stats": row_stats}
             call = arguments(args, **{name: t for name, t in results.items() if t is not None})
-            library().run(_family(problem).struct(problem, call))
+            library().run(family_of(problem).struct(problem, call))
 
     def row_stats(self, forward: ForwardResult) -> RowStats:
         return natural_row_stats(forward.saved[1])
 
     def traced(self, problem: Problem) -> Differentiable:
         needs = tuple(t.requires_grad for t in problem.tensors())
-        if not _family(problem).whole or why_not_learned(problem, needs):
+        if not family_of(problem).whole:
+            score = score_as_text(problem) if in_graph(problem) else "a transform sees it"
+            if isinstance(score, str):
+                return self.differentiable(problem)
+            return traced(lower(problem, mask_as_text(problem), self.invariant, score))
+        if why_not_learned(problem, needs):
             return self.differentiable(problem)
         tile = None if graphed(*problem.tensors()) else library().tile
         return traced(lower(problem, lower_mask(problem, tile), self.invariant))
 
     def plan(self, example: Example, training: bool) -> Plan | None:
-        family, problem = _family(example.problem), example.problem
+        family, problem = family_of(example.problem), example.problem
         rest = len(problem.tensors()) - len(example.needs)
         if training and family.why_streamed(problem, (*example.needs, *(False,) * rest)):
             return None
@@ -169,7 +174,7 @@ class Native(Backend):
         self, problem: Problem, forward: ForwardResult, cotangents: Cotangents, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         own, problem = problem, with_product(problem)
-        family, wanted = _family(problem), needs_of_product(own, needs)
+        family, wanted = family_of(problem), needs_of_product(own, needs)
         if family.why_streamed(problem, wanted) is not None or watched():
             # of scores rounded otherwise, neither the output nor the row statistics are those of this backward
             with torch.no_grad():
@@ -211,14 +216,17 @@ class Native(Backend):
         said = self._in_graphs(own, problem, bool(kinds.keys() & args.keys()))
         if said:
             found["in graphs"] = said
-        streamed = _family(problem).why_streamed(problem, tuple(t.requires_grad for t in problem.tensors()))
+        streamed = family_of(problem).why_streamed(problem, tuple(t.requires_grad for t in problem.tensors()))
         return {**found, "backward": f"streamed over tiles in PyTorch: {streamed}" if streamed else "the same kernels"}
 
     def _in_graphs(self, own: Problem, problem: Problem, pairs: bool) -> str:
         """What graphs hold of functions that a person wrote. pairs: whether the mask is no interval here."""
         said: list[str] = []
-        if own is not problem or not _family(problem).whole:
+        if own is not problem:
             return f"{own.similarity!r} runs tile by tile in PyTorch"
+        score = None if family_of(problem).whole else score_as_text(problem)
+        if isinstance(score, str):
+            return f"the score runs tile by tile in PyTorch: {score}"
         if programmed(problem) and 0 not in problem.frame.shape:
             modifiers = recorded_modifiers(problem)
             if isinstance(modifiers, str):
@@ -285,10 +293,3 @@ def _why_unread(problem: Problem) -> str | None:
 
 
 _NO_TORCH_DISPATCH = torch._C._disabled_torch_dispatch_impl  # pyright: ignore[reportPrivateUsage]
-
-
-def _family(problem: Problem) -> KernelFamily:
-    """The kernels of a problem's similarity."""
-    if isinstance(problem.similarity, Elementwise):
-        return ElementwiseKernels()
-    return AdditiveKernels() if isinstance(problem.similarity, Additive) else KernelFamily()

@@ -49,10 +49,7 @@ def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Any]
         assert found is not None
         return found
     if programmed(problem):  # the operator makes the program of the modifiers beside that of the mask
-        own = with_recorded(mask, frame)
-        if isinstance(own, str) or why_not_text(own) is not None:
-            own = Dense(full(mask.visible(frame.region())))
-        return _as_text(own, frame)
+        return mask_as_text(problem)
     known = _without_pairs(mask, frame)
     if known is not None:
         return known
@@ -65,6 +62,15 @@ def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Any]
             if rest is not None:
                 return {"allowed": full(pairs.visible(frame.region())), **rest}
     return {"allowed": full(mask.visible(frame.region()))}
+
+
+def mask_as_text(problem: Problem) -> dict[str, Any]:
+    """The mask in a graph whose operator makes all of the call anew: as a text and tensors, written out if need be."""
+    mask, frame = problem.mask, problem.frame
+    own = with_recorded(mask, frame)
+    if isinstance(own, str) or why_not_text(own) is not None:
+        own = Dense(full(mask.visible(frame.region())))
+    return _as_text(own, frame)
 
 
 def lower_in_plan(

@@ -1,15 +1,17 @@
-"""Calls of a graph whose mask or modifiers are texts: read where the graph runs, and computed as outside of it."""
+"""Calls of a graph whose mask or score are texts: read where the graph runs, and computed as outside of it."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.backends.native.args import KernelArgs, kernel_args, lower, why_not, with_places
-from regard.backends.native.backward import LEARNED, backward
+from regard.backends.native.backward import LEARNED
 from regard.backends.native.ffi import library
+from regard.backends.native.kernel_families import family_of
 from regard.backends.native.launch import (
     MOST_FLOAT,
     KernelResults,
@@ -19,9 +21,9 @@ from regard.backends.native.launch import (
 )
 from regard.backends.native.lower_mask import MASK_TENSORS, lower_mask
 from regard.backends.native.mask_text import read_mask
-from regard.backends.native.modifiers.program import OPERAND_NAMES
-from regard.backends.native.modifiers.table import why_not_learned
+from regard.backends.native.modifiers.program import OPERAND_NAMES, recorded_modifiers
 from regard.backends.native.programs.text import RecordedModifier
+from regard.backends.native.similarity_text import SIMILARITY_TENSORS, read_similarity, write_similarity
 from regard.backends.streaming.backward import backward as backward_by_tiles
 from regard.backends.streaming.tiling import Size, stream
 from regard.call.problem import Problem
@@ -37,6 +39,17 @@ from regard.scores.similarity import ScaledDot
 Pair = tuple[Tensor, Tensor]
 
 
+def score_as_text(problem: Problem) -> dict[str, Any] | str:
+    """The score of a call in a graph as texts and tensors; or why that cannot be, as a clause."""
+    found = write_similarity(problem.similarity)
+    if isinstance(found, str) or len(problem.score.parts) == 1:
+        return found
+    modifiers = recorded_modifiers(problem)
+    if isinstance(modifiers, str):
+        return modifiers
+    return {**found, "score_text": modifiers.text, **dict(zip(OPERAND_NAMES, modifiers.held, strict=False))}
+
+
 def with_mask(args: KernelArgs) -> KernelArgs:
     """The same call, its mask as these kernels read it, where it is a text."""
     if not args.mask_text:
@@ -48,7 +61,7 @@ def with_mask(args: KernelArgs) -> KernelArgs:
 
 
 def forward_of_text(args: KernelArgs) -> KernelResults:
-    """out, lse and row_stats of a call whose modifiers are a text."""
+    """out, lse and row_stats of a call whose score is a text."""
     problem = _problem(args)
     results = empty_in_graph(args)
     if filled_without_pairs(args, *results):
@@ -57,23 +70,24 @@ def forward_of_text(args: KernelArgs) -> KernelResults:
         return _by_tiles(problem)
     known = lower(problem, lower_mask(problem, library().tile), bool(args.number("invariant")))
     out, lse, row_stats = results
-    library().run(arguments(known, out=out, lse=lse, row_stats=row_stats))
+    call = arguments(known, out=out, lse=lse, row_stats=row_stats)
+    library().run(family_of(problem).struct(problem, call))
     return results
 
 
 def gradients_of_text(args: KernelArgs, saved: KernelResults, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
     """The gradients of what is wanted of such a call, by the names of operands."""
     problem = _problem(args)
-    held = [name for name in OPERAND_NAMES if name in args.operands]
-    names = ["q", "k", "v", *held]
+    family, held = family_of(problem), (*SIMILARITY_TENSORS, *OPERAND_NAMES)
+    names = ["q", "k", "v", *(name for name in held if name in args.operands)]
     names += [""] * (len(problem.tensors()) - len(names))
     if problem.sink is not None:
         names[-1] = "sink"
     needs = tuple([name in wanted for name in names])
     with seen_by_autograd():
-        if why_not(problem) is None and why_not_learned(problem, needs) is None:
+        if why_not(problem) is None and family.why_streamed(problem, needs) is None:
             known = lower(problem, lower_mask(problem, library().tile), bool(args.number("invariant")))
-            found = backward(problem, known, saved, cotangents, needs)
+            found = family.backward(problem, known, saved, cotangents, needs)
         else:
             found = backward_by_tiles(problem, *_streamed(problem), cotangents, needs, Size())
     named = {name: g for name, g in zip(names, found, strict=True) if g is not None and name in LEARNED}
@@ -102,7 +116,11 @@ def _problem(args: KernelArgs) -> Problem:
     complaint = mask.shape_error(frame)
     if complaint is not None:
         raise ShapeError(complaint)
-    score = Pipeline((ScaledDot(args.number("scale")),))
+    similarity = ScaledDot(args.number("scale"))
+    if args.similarity_text:
+        held = [args.operands[name] for name in SIMILARITY_TENSORS if name in args.operands]
+        similarity = read_similarity(args.similarity_text, held)
+    score = Pipeline((similarity,))
     if args.score_text:
         held = tuple([args.operands[name] for name in OPERAND_NAMES if name in args.operands])
         score = score >> RecordedModifier(args.score_text, held)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.native.args import KernelArgs, kernel_args
+from regard.backends.native.args import TEXTS, KernelArgs, kernel_args
 from regard.backends.native.backward import LEARNED, Pair, operand_gradients
 from regard.backends.native.call_operands import NUMBERS, OPERANDS
 from regard.backends.native.ffi import library
@@ -21,20 +21,21 @@ from regard.backends.native.launch import (
     natural_row_stats,
 )
 from regard.backends.native.lower_mask import MASK_TENSORS
+from regard.backends.native.similarity_text import SIMILARITY_TENSORS
 from regard.backends.native.text_calls import forward_of_text, gradients_of_text, with_mask
 from regard.core.cotangents import linear_in
 from regard.core.state import RowStats
 
-_TENSORS = (*OPERANDS, *MASK_TENSORS)  # that a call may have or not
+_TENSORS = (*OPERANDS, *MASK_TENSORS, *SIMILARITY_TENSORS)  # that a call may have or not
 _SYMBOLIC = tuple(name for name, number in NUMBERS.items() if number.in_graphs.startswith("Sym"))
 _FIXED = tuple(name for name in NUMBERS if name not in _SYMBOLIC)  # one argument: torch takes no more than 64
-_NAMES = ("q", "k", "v", *_TENSORS, *_SYMBOLIC, "numbers", "mask_text", "score_text")
+_NAMES = ("q", "k", "v", *_TENSORS, *_SYMBOLIC, "numbers", "texts")
 _SCHEMA = ", ".join(
     (
         *("Tensor q", "Tensor k", "Tensor v"),
         *(f"Tensor? {name}" for name in _TENSORS),
         *(f"{NUMBERS[name].in_graphs} {name}" for name in _SYMBOLIC),
-        *("float[] numbers", "str mask_text", "str score_text"),
+        *("float[] numbers", "str texts"),
     )
 )
 
@@ -52,20 +53,21 @@ def inputs_of(args: KernelArgs) -> list[Any]:
     """What the operators are given, in the order of their schema."""
     tensors, symbolic = [args.operands.get(name) for name in _TENSORS], [args.number(name) for name in _SYMBOLIC]
     fixed = [float(args.number(name)) for name in _FIXED]
-    return [args.q, args.k, args.v, *tensors, *symbolic, fixed, args.mask_text, args.score_text]
+    return [args.q, args.k, args.v, *tensors, *symbolic, fixed, "\n".join([getattr(args, name) for name in TEXTS])]
 
 
 def _args(given: Sequence[Any]) -> KernelArgs:
     named = dict(zip(_NAMES, given, strict=True))
     for name, number in zip(_FIXED, named.pop("numbers"), strict=True):
         named[name] = type(NUMBERS[name].default)(number)
+    named |= zip(TEXTS, named.pop("texts").split("\n"), strict=True)  # JSON, whose strings have no line ends
     return kernel_args(named.pop("q"), named.pop("k"), named.pop("v"), named)
 
 
 def _forward(*given: Any) -> KernelResults:
     args = _args(given)
     check_shapes(args)
-    if args.score_text:
+    if args.score_text or args.similarity_text:
         return forward_of_text(args)
     args = with_mask(args)
     out, lse, row_stats = results = empty_in_graph(args)
@@ -78,7 +80,7 @@ def _backward(*arguments: Any) -> list[Tensor]:
     """GradientArguments in the order of LEARNED, of those that `wanted` names; nothing for the rest."""
     *own, (out, lse, row_stats, dout, dlse), wanted = arguments
     args, names = _args(own), set(wanted.split())
-    find = gradients_of_text if args.score_text else _gradients
+    find = gradients_of_text if args.score_text or args.similarity_text else _gradients
     found = find(args, (out, lse, row_stats), (dout, dlse), names)
     return [_like(args.tensors()[name], found[name]) if name in found else out.new_empty(0) for name in LEARNED]
 
