@@ -12,6 +12,7 @@ from torch import Tensor
 import regard as rg
 from needed import needs_kernels
 from regard.core.region import Region
+from regard.scores.activations import Activation
 
 pytestmark = [
     pytest.mark.full,  # torch's compiler takes seconds for each graph
@@ -31,7 +32,7 @@ class Gate(rg.Modifier):
 
 
 class Layer(torch.nn.Module):
-    def __init__(self, activation: rg.Activation, then: Callable[[Tensor], rg.Score] | None, mask: rg.Mask) -> None:
+    def __init__(self, activation: Activation, then: Callable[[Tensor], rg.Score] | None, mask: rg.Mask) -> None:
         super().__init__()
         self.activation, self.then, self.mask = activation, then, mask
         shapes = (WIDTH, HIDDEN), (HEADS, WIDTH, HIDDEN), (HEADS, HIDDEN), (HIDDEN,)
