@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 
 import regard as rg
 from needed import needs_kernels
+from regard.backends.native.args import TEXTS
 from regard.core.region import Region
 from regard.runtime import plan_cache
 
@@ -199,8 +200,9 @@ def test_the_kernel_is_a_node(name: str) -> None:
     watched, given = Watched(), drawn(37)
     torch.compile(attend, backend=watched, fullgraph=True)(name, given)
     (node,) = watched.nodes
-    assert bool(node["score_text"]) == ("score" in CALLS[name](given))
-    assert bool(node["mask_text"]) and not {"allowed", "tiles", "mask_code"} & node.keys()
+    texts = dict(zip(TEXTS, node["texts"].split("\n"), strict=True))
+    assert bool(texts["score_text"]) == ("score" in CALLS[name](given)) and not texts["similarity_text"]
+    assert bool(texts["mask_text"]) and not {"allowed", "tiles", "mask_code"} & node.keys()
     of_pairs = [shape for shape in watched.shapes if tuple(shape[-2:]) == (37, 42)]
     assert not of_pairs or name == "pairs, dilated"  # whose bias the caller has
 
