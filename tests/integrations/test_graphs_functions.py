@@ -28,4 +28,4 @@ def test_a_function_that_is_made_in_a_graph() -> None:
     q, watched = torch.randn(1, 2, 37, 8), Watched()
     got = torch.compile(inside, backend=watched, fullgraph=True, dynamic=True)(q)
     torch.testing.assert_close(got, inside(q), rtol=1e-4, atol=1e-5)
-    assert [bool(node["mask_text"]) for node in watched.nodes] == [True, False, False]
+    assert [bool(node["texts"].split("\n")[0]) for node in watched.nodes] == [True, False, False]
