@@ -1,4 +1,4 @@
-"""Additive scores in graphs: a text and w, of which the operator makes the call where the graph runs."""
+"""Additive scores and sums over features in graphs: a text, of which the operator makes the call when it runs."""
 
 from __future__ import annotations
 
@@ -39,18 +39,39 @@ class Layer(torch.nn.Module):
         self.w_q, self.w_k, self.w, self.b = (torch.nn.Parameter(torch.randn(shape) / 3) for shape in shapes)
         self.t = torch.nn.Parameter(torch.rand(HEADS))
 
+    def similarity(self) -> rg.Score:
+        return rg.Additive(self.w_q, self.w_k, self.w, self.b, self.activation)
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        score = rg.Additive(self.w_q, self.w_k, self.w, self.b, self.activation)
+        score = self.similarity()
         if self.then is not None:
             score = score >> self.then(self.t)
         at = rg.tail(q.shape[-2], k.shape[-2])
         return rg.attention(q, k, v, score=score, mask=self.mask, positions=at, sink=0.5)
 
 
+class Features(Layer):
+    """A Gaussian with a learned width of each feature, and a gate of each head."""
+
+    def __init__(self, then: Callable[[Tensor], rg.Score] | None, mask: rg.Mask) -> None:
+        super().__init__(rg.Tanh(), then, mask)
+        self.widths = torch.nn.Parameter(torch.rand(HEADS, WIDTH) + 0.5)
+        self.gates = torch.nn.Parameter(torch.rand(HEADS, 1))
+
+    def similarity(self) -> rg.Score:
+        return rg.Elementwise(gaussian, tensors=(self.widths, self.gates))
+
+
+def gaussian(q: Tensor, k: Tensor, width: Tensor, gate: Tensor) -> Tensor:
+    return -(((q - k) / width) ** 2) * torch.sigmoid(gate) / WIDTH
+
+
 LAYERS: dict[str, Callable[[], Layer]] = {
     "tanh": lambda: Layer(rg.Tanh(), None, rg.Causal()),
     "leaky ReLU": lambda: Layer(rg.LeakyReLU(0.1), None, rg.Window(5, 2) & ~rg.Dilated(3)),
     "own modifier": lambda: Layer(rg.Sigmoid(), Gate, rg.Dilated(3)),
+    "features": lambda: Features(None, rg.Causal()),
+    "features, own modifier": lambda: Features(Gate, rg.Window(5, 2) & ~rg.Dilated(3)),
     "steps": lambda: Layer(rg.Tanh(), lambda t: rg.SoftCap(2.0) >> rg.Alibi(t), rg.Causal()),
 }
 
@@ -85,7 +106,8 @@ def test_compiled_it_is_one_node(name: str) -> None:
 def test_gradients(name: str) -> None:
     torch.compiler.reset()
     layer, given = LAYERS[name](), [t.requires_grad_() for t in inputs(33, 80)]
-    leaves = [*given, layer.w_q, layer.w_k, layer.w, layer.b, *([layer.t] if layer.then else [])]
+    own = (layer.widths, layer.gates) if isinstance(layer, Features) else (layer.w_q, layer.w_k, layer.w, layer.b)
+    leaves = [*given, *own, *([layer.t] if layer.then else [])]
     out, right = torch.compile(layer, backend="aot_eager", fullgraph=True)(*given), layer(*given)
     g = torch.randn_like(out)
     for mine, expected in zip(*(torch.autograd.grad(x, leaves, g) for x in (out, right)), strict=True):
@@ -112,6 +134,28 @@ def test_exported_for_every_length() -> None:
         torch.testing.assert_close(program.module()(*given), layer(*given), rtol=1e-5, atol=1e-6)
 
 
+@dataclass
+class Scaled:
+    """A function whose number may change, without that torch.compile would notice."""
+
+    by: float
+
+    def __call__(self, q: Tensor, k: Tensor) -> Tensor:
+        return -(q - k).abs() * self.by
+
+
+def test_a_function_that_cannot_be_recorded_is_right_too() -> None:
+    torch.compiler.reset()
+    function, given = Scaled(0.1), inputs(7, 19)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return rg.attention(q, k, v, score=rg.Elementwise(function), positions=rg.tail(7, 19))
+
+    compiled = torch.compile(attend, backend="eager")
+    for function.by in (0.1, 0.3):
+        torch.testing.assert_close(compiled(*given), attend(*given), rtol=1e-5, atol=1e-6)
+
+
 def test_a_call_without_queries() -> None:
     torch.compiler.reset()
     layer, given = LAYERS["tanh"](), inputs(0, 5)
@@ -132,5 +176,8 @@ def test_explain_says_where_a_score_runs_in_graphs() -> None:
         "the modifiers are a program, which is made where the graph runs"
     )
     assert told(rg.Elementwise(lambda q, k: -(q - k).abs())) == (
-        "the score runs tile by tile in PyTorch: Elementwise has no text"
+        "the function of features is recorded, and becomes a program where the graph runs"
+    )
+    assert told(rg.Elementwise(lambda q, k: -(q - k).abs() * w.sum())) == (
+        "the score runs tile by tile in PyTorch: it reads a tensor that none of its fields holds"
     )

@@ -14,9 +14,11 @@ from regard.backends.native.abi import AXES
 from regard.backends.native.call_operands import NUMBERS, OF_MASK, PAIRS, PLACED
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.modifiers.distance import MOST, place
+from regard.backends.native.modifiers.program import in_graph
 from regard.backends.native.modifiers.table import lower_modifiers, why_not_modifiers
 from regard.backends.native.products import why_no_product
 from regard.backends.native.programs.features import why_no_program_of_features
+from regard.backends.native.similarity_text import why_no_similarity_text
 from regard.call.problem import Problem
 from regard.core.int8_rows import Int8Rows
 from regard.core.tracing import data_unavailable, watched
@@ -43,8 +45,9 @@ class KernelArgs:
     numbers    those that are not as call_operands.NUMBERS says, by name
     shape      (*batch, heads, nq) of the call
     mask_text  a mask that is no operand yet, in a graph: see mask_text.py; mask_0, ... are its positions and tensors
-    score_text modifiers that are no program yet, in a graph: see programs/text.py; program_0, ... are their tensors
-    similarity_text  a similarity that is no dot product, in a graph: see similarity_text.py; similarity_0 is its tensor
+    score_text modifiers that are no program yet, in a graph: see programs/text.py
+    similarity_text  a similarity that is no dot product, in a graph: see similarity_text.py. The tensors of the
+               similarity, and then those of the modifiers, are program_0, ...
     """
 
     q: Tensor
@@ -127,8 +130,11 @@ def _why_not_similarity(problem: Problem) -> str | None:
 
 
 def _why_not_elementwise(problem: Problem) -> str | None:
+    if in_graph(problem):
+        why = why_no_similarity_text(problem)
+        return None if why is None else f"it records no {problem.similarity!r} in a graph: {why}"
     if data_unavailable(*problem.tensors()) or watched():
-        return "a graph records the call, whose function of features it would run on these numbers alone"
+        return "a transform or a mode sees the call, whose function of features it would run on these numbers alone"
     if 0 in (*problem.frame.shape, problem.q.shape[-1]):
         return f"{problem.similarity!r} has no pairs or no features"
     why = why_no_program_of_features(problem)

@@ -227,6 +227,8 @@ class Native(Backend):
         score = None if family_of(problem).whole else score_as_text(problem)
         if isinstance(score, str):
             return f"the score runs tile by tile in PyTorch: {score}"
+        if isinstance(problem.similarity, Elementwise):
+            said.append("the function of features is recorded, and becomes a program where the graph runs")
         if programmed(problem) and 0 not in problem.frame.shape:
             modifiers = recorded_modifiers(problem)
             if isinstance(modifiers, str):

@@ -19,15 +19,14 @@ from regard.backends.native.modifiers.table import (
     programmed,
     why_not_learned,
 )
-from regard.backends.native.similarity_text import SIMILARITY_TENSORS
 from regard.backends.streaming.backward import output_cotangents, sink_gradient
 from regard.call.problem import Problem
 from regard.scores.similarity import Distance, ScaledDot
 
 Pair = tuple[Tensor, Tensor]
 _BY_HEAD = {name for name, operand in OPERANDS.items() if operand.learned and not operand.strided}
-# What has gradients, in graphs too: there the operands of a program are the tensors that its modifiers hold.
-LEARNED = ("q", "k", "v", *SIMILARITY_TENSORS, *BY_LEARNED, "sink")
+# What has gradients, in graphs too: there the operands of a program are the tensors that the score's parts hold.
+LEARNED = ("q", "k", "v", *BY_LEARNED, "sink")
 # What the first tensors of a score, by field, are to the kernels; those of Bilinear and Cosine are in q and k already.
 _KINDS = {ScaledDot: {"scale": "scale"}, **{modifier.stage: modifier.learned() for modifier in STEPS}}
 

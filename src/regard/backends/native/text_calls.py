@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,12 @@ from regard.backends.native.lower_mask import MASK_TENSORS, lower_mask
 from regard.backends.native.mask_text import read_mask
 from regard.backends.native.modifiers.program import OPERAND_NAMES, recorded_modifiers
 from regard.backends.native.programs.text import RecordedModifier
-from regard.backends.native.similarity_text import SIMILARITY_TENSORS, read_similarity, write_similarity
+from regard.backends.native.similarity_text import (
+    read_similarity,
+    tensors_of_text,
+    why_no_similarity_text,
+    write_similarity,
+)
 from regard.backends.streaming.backward import backward as backward_by_tiles
 from regard.backends.streaming.tiling import Size, stream
 from regard.call.problem import Problem
@@ -33,7 +39,7 @@ from regard.core.positions import Positions
 from regard.core.region import Frame
 from regard.core.state import RowStats
 from regard.core.tracing import seen_by_autograd
-from regard.scores.algebra import Pipeline
+from regard.scores.algebra import Pipeline, Similarity
 from regard.scores.similarity import ScaledDot
 
 Pair = tuple[Tensor, Tensor]
@@ -41,13 +47,18 @@ Pair = tuple[Tensor, Tensor]
 
 def score_as_text(problem: Problem) -> dict[str, Any] | str:
     """The score of a call in a graph as texts and tensors; or why that cannot be, as a clause."""
-    found = write_similarity(problem.similarity)
-    if isinstance(found, str) or len(problem.score.parts) == 1:
-        return found
-    modifiers = recorded_modifiers(problem)
-    if isinstance(modifiers, str):
-        return modifiers
-    return {**found, "score_text": modifiers.text, **dict(zip(OPERAND_NAMES, modifiers.held, strict=False))}
+    why = why_no_similarity_text(problem)
+    if why is not None:
+        return why
+    found, held = {"similarity_text": write_similarity(problem)}, tensors_of_text(problem.similarity)
+    if len(problem.score.parts) > 1:
+        modifiers = recorded_modifiers(problem)
+        if isinstance(modifiers, str):
+            return modifiers
+        found["score_text"], held = modifiers.text, (*held, *modifiers.held)
+    if len(held) > len(OPERAND_NAMES):
+        return f"it holds {len(held)} tensors; a node of a graph has room for {len(OPERAND_NAMES)}"
+    return {**found, **dict(zip(OPERAND_NAMES, held, strict=False))}
 
 
 def with_mask(args: KernelArgs) -> KernelArgs:
@@ -78,8 +89,8 @@ def forward_of_text(args: KernelArgs) -> KernelResults:
 def gradients_of_text(args: KernelArgs, saved: KernelResults, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
     """The gradients of what is wanted of such a call, by the names of operands."""
     problem = _problem(args)
-    family, held = family_of(problem), (*SIMILARITY_TENSORS, *OPERAND_NAMES)
-    names = ["q", "k", "v", *(name for name in held if name in args.operands)]
+    family = family_of(problem)
+    names = ["q", "k", "v", *(name for name in OPERAND_NAMES if name in args.operands)]
     names += [""] * (len(problem.tensors()) - len(names))
     if problem.sink is not None:
         names[-1] = "sink"
@@ -116,14 +127,13 @@ def _problem(args: KernelArgs) -> Problem:
     complaint = mask.shape_error(frame)
     if complaint is not None:
         raise ShapeError(complaint)
-    similarity = ScaledDot(args.number("scale"))
+    similarity: Similarity = ScaledDot(args.number("scale"))
+    held: Sequence[Tensor] = [args.operands[name] for name in OPERAND_NAMES if name in args.operands]
     if args.similarity_text:
-        held = [args.operands[name] for name in SIMILARITY_TENSORS if name in args.operands]
-        similarity = read_similarity(args.similarity_text, held)
+        similarity, held = read_similarity(args.similarity_text, held)
     score = Pipeline((similarity,))
     if args.score_text:
-        held = tuple([args.operands[name] for name in OPERAND_NAMES if name in args.operands])
-        score = score >> RecordedModifier(args.score_text, held)
+        score = score >> RecordedModifier(args.score_text, tuple(held))
     sink, threshold = args.operands.get("sink"), args.number("threshold")
     return Problem(
         *(args.q, args.k, args.v, score, mask, frame),

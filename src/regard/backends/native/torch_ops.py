@@ -21,12 +21,11 @@ from regard.backends.native.launch import (
     natural_row_stats,
 )
 from regard.backends.native.lower_mask import MASK_TENSORS
-from regard.backends.native.similarity_text import SIMILARITY_TENSORS
 from regard.backends.native.text_calls import forward_of_text, gradients_of_text, with_mask
 from regard.core.cotangents import linear_in
 from regard.core.state import RowStats
 
-_TENSORS = (*OPERANDS, *MASK_TENSORS, *SIMILARITY_TENSORS)  # that a call may have or not
+_TENSORS = (*OPERANDS, *MASK_TENSORS)  # that a call may have or not
 _SYMBOLIC = tuple(name for name, number in NUMBERS.items() if number.in_graphs.startswith("Sym"))
 _FIXED = tuple(name for name in NUMBERS if name not in _SYMBOLIC)  # one argument: torch takes no more than 64
 _NAMES = ("q", "k", "v", *_TENSORS, *_SYMBOLIC, "numbers", "texts")

@@ -1,4 +1,4 @@
-"""Texts of modifiers and masks that are described by constants: recorded for examples of the sizes that may change.
+"""Texts of scores and masks that are described by constants: recorded for examples of the sizes that may change.
 
 The texts of all examples must be the same, else a graph would hold a number of one call. torch.compile has a guard for
 a branch by a size, but none for the least of a size and a number: few and many queries and keys are among the examples.
@@ -21,6 +21,7 @@ from regard.backends.native.programs.recorder import PortableRecorder
 from regard.backends.native.programs.structure import graph_of, key_of
 from regard.backends.native.programs.text import RecordedModifier, write_graph
 from regard.backends.native.programs.trace import trace, trace_mask
+from regard.backends.native.programs.trace_features import trace_features
 from regard.core.functions import Unknown
 from regard.core.positions import Positions
 from regard.core.region import Frame
@@ -35,7 +36,7 @@ Changing = tuple[str, int | None]
 
 @constant_in_graphs
 def text_of(kind: str, described: tuple[Any, ...], around: tuple[Any, ...]) -> str:
-    """What is recorded of a "mask" or "modifiers", or NO and why there is nothing.
+    """What is recorded of a "mask", "modifiers" or "features", or NO and why there is nothing.
 
     around: batch, heads, queries, keys, the leading axes of the positions of queries and keys, Frame.headed
     """
@@ -114,6 +115,8 @@ def _of_few(kind: str, described: tuple[Any, ...], around: tuple[Any, ...]) -> s
 def _recorded(kind: str, items: tuple[Any, ...], frame: Frame) -> str:
     if kind == "mask":
         return write_graph(trace_mask(items[0], frame, PortableRecorder))
+    if kind == "features":
+        return write_graph(trace_features(items[0], frame, PortableRecorder))
     return write_graph(trace(items, frame, torch.float32, PortableRecorder))
 
 

@@ -1,4 +1,4 @@
-"""Modifiers and masks of a person's, recorded while a graph of torch is made: as the texts that text.py reads.
+"""Scores and masks of a person's, recorded while a graph of torch is made: as the texts that text.py reads.
 
 torch.compile runs no Python of its own while it makes a graph: it follows what Python would do. So a score or a mask is
 described by what it consists of (classes, functions, numbers, the dtypes and sizes of tensors), and a function whose
@@ -16,13 +16,14 @@ from torch import Tensor
 
 from regard.backends.native.programs.examples import CHANGES, NO, Changing, text_of
 from regard.backends.native.programs.operations import PROGRAM_OPERANDS
-from regard.backends.native.programs.text import RecordedMask, RecordedModifier
+from regard.backends.native.programs.text import RecordedFunction, RecordedMask, RecordedModifier
 from regard.core.region import Frame
 from regard.core.tracing import constant_in_graphs, expected, loaded, symbolic
 from regard.core.value import Value, attributes_of, fields_of
 from regard.masks.algebra import Mask
 from regard.masks.dense import Where
 from regard.scores.algebra import Modifier
+from regard.scores.elementwise import Elementwise
 
 _NUMBERS = (bool, int, float, str, type(None))
 # Whether functions that a graph makes, and that read no variables around them, are constants to torch.compile.
@@ -60,6 +61,19 @@ def record_mask(mask: Mask, frame: Frame) -> RecordedMask | str:
     return RecordedMask(found, mask.tensors())
 
 
+def record_features(similarity: Elementwise, heads: int, width: int) -> RecordedFunction | str:
+    """The function of an Elementwise; or why it cannot be recorded, as a clause."""
+    found = _recorded("features", (similarity,), Frame.of(1, width, batch=(heads,), device="cpu"))
+    if found.startswith(NO):
+        return found.removeprefix(NO)
+    if torch.compiler.is_dynamo_compiling():
+        q = torch.zeros(1, heads, 1, 1, width, dtype=torch.float32, device="cpu")
+        similarity.fn(q, q, *similarity.aligned(similarity.inputs))  # as above
+        if _numbers_change() or _is_changed():
+            return CHANGES
+    return RecordedFunction(found)
+
+
 def _recorded(kind: str, items: tuple[Value, ...], frame: Frame) -> str:
     """A text, or NO and why there is none."""
     sizes = frame.nq, frame.nk
@@ -92,6 +106,8 @@ def _described(item: Any, sizes: tuple[int, int], unknown: list[str], arguments:
         if len(attributes_of(item)) > len(fields_of(item)):
             unknown.append(f"a {type(item).__name__} has attributes that are no fields")
         own = 4 if type(item) is Where else None  # b, h, i, j
+        if type(item) is Elementwise:
+            own = 2 + len(item.inputs)
         fields = [_described(getattr(item, name), sizes, unknown, own) for name in fields_of(item)]
         return "value", type(item), tuple(fields)
     if isinstance(item, tuple):

@@ -1,14 +1,14 @@
-"""Graphs of modifiers and masks as texts, for graphs of torch: what a person wrote is run again where they run.
+"""Graphs of scores and masks as texts, for graphs of torch: what a person wrote is run again where they run.
 
 A text is a list of JSON. Each item is an operation: its name, its arguments, those by name, and whether autograd
 records it, as in ["aten.mul.Tensor",[{"n":0},2],{},true]. {"n":0} stands for the result of the first item; the last
-one is the result of all. "score", "tensor", "index", "take" and "same" are as in Node.
+one is the result of all. "score", "tensor", "index", "take", "same", "query" and "key" are as in Node.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -18,10 +18,11 @@ from torch import Tensor
 
 from regard.backends.native.programs.graph import Graph, Node, NotTraced, flat
 from regard.core.region import Region
+from regard.core.value import Value
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Modifier
 
-_OWN = ("score", "tensor", "index", "take", "same")
+_OWN = ("score", "tensor", "index", "take", "same", "query", "key")
 _SIZES = {"size", "shape", "repeats"}  # arguments by which an operation is told the shape of its result
 _LEFT_OUT = {"layout", "pin_memory", "memory_format"}  # what they say changes no number
 
@@ -87,7 +88,7 @@ class RecordedModifier(Modifier):
     held: tuple[Tensor, ...] = ()
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
-        return _run(self.text, self.held, at, s)
+        return _run(self.text, self.held, {"score": s}, at)
 
 
 @dataclass(frozen=True)
@@ -99,15 +100,26 @@ class RecordedMask(Mask):
     held: tuple[Tensor, ...] = ()
 
     def visible(self, at: Region) -> Tensor:
-        return _run(self.text, self.held, at, None)
+        return _run(self.text, self.held, {}, at)
 
 
-def _run(text: str, held: Sequence[Tensor], at: Region, s: Tensor | None) -> Tensor:
+@dataclass(frozen=True)
+class RecordedFunction(Value):
+    """The function of an Elementwise that was recorded: what `text` says of a query, a key and the tensors."""
+
+    text: str
+
+    def __call__(self, q: Tensor, k: Tensor, *tensors: Tensor) -> Tensor:
+        return _run(self.text, tensors, {"query": q, "key": k}, None)
+
+
+def _run(text: str, held: Sequence[Tensor], given: Mapping[str, Tensor], at: Region | None) -> Tensor:
+    """given: what the operations of these names are."""
     results = list[Any]()
     for op, args, named, recorded in _read(text):
         with torch.set_grad_enabled(recorded and torch.is_grad_enabled()):
-            if op == "score":
-                found: Any = s
+            if op in given:
+                found: Any = given[op]
             elif op == "tensor":
                 found = held[args[0]]
             elif op == "index":

@@ -12,10 +12,10 @@ from regard.core.region import Frame
 from regard.scores.elementwise import Elementwise
 
 
-def trace_features(similarity: Elementwise, frame: Frame) -> Graph:
+def trace_features(similarity: Elementwise, frame: Frame, kind: type[Recorder] = Recorder) -> Graph:
     """The graph of what a feature of a pair adds to its score. frame: (heads, 1, 1, d). Raises NotTraced."""
     heads, _, _, width = frame.shape
-    recorder = Recorder(4)
+    recorder = kind(4)
     q, k = (
         recorder.keep(name, (), "s", torch.zeros(heads, *pairs, width, dtype=torch.float32, device="cpu"))
         for name, pairs in (("query", (2, 1)), ("key", (1, 3)))
