@@ -65,6 +65,14 @@ class Elementwise(Similarity):
         if not data_unavailable(*self.inputs):
             self._try()
 
+    @classmethod
+    def untried(cls, fn: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Elementwise:
+        """One around a function that is known to be elementwise, and is not tried again."""
+        made = object.__new__(cls)
+        object.__setattr__(made, "fn", fn)
+        object.__setattr__(made, "inputs", inputs)
+        return made
+
     @property
     def footprint(self) -> int:
         return _FEATURES

@@ -18,7 +18,7 @@ from regard.backends.native.modifiers.program import in_graph
 from regard.backends.native.modifiers.table import lower_modifiers, why_not_modifiers
 from regard.backends.native.products import why_no_product
 from regard.backends.native.programs.features import why_no_program_of_features
-from regard.backends.native.similarity_text import why_no_similarity_text
+from regard.backends.native.similarity_text import write_similarity
 from regard.call.problem import Problem
 from regard.core.int8_rows import Int8Rows
 from regard.core.tracing import data_unavailable, watched
@@ -131,8 +131,8 @@ def _why_not_similarity(problem: Problem) -> str | None:
 
 def _why_not_elementwise(problem: Problem) -> str | None:
     if in_graph(problem):
-        why = why_no_similarity_text(problem)
-        return None if why is None else f"it records no {problem.similarity!r} in a graph: {why}"
+        text = write_similarity(problem)
+        return f"it records no {problem.similarity!r} in a graph: {text}" if isinstance(text, str) else None
     if data_unavailable(*problem.tensors()) or watched():
         return "a transform or a mode sees the call, whose function of features it would run on these numbers alone"
     if 0 in (*problem.frame.shape, problem.q.shape[-1]):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
 from torch import Tensor
 
 from regard.backends.native.programs.record import record_features
@@ -24,51 +24,48 @@ from regard.scores.algebra import Similarity
 from regard.scores.elementwise import Elementwise
 
 _ACTIVATIONS: dict[str, type[Activation]] = {kind.__name__: kind for kind in (Tanh, Sigmoid, LeakyReLU)}
-_NO = "no: "  # what begins the reason why there is no text
 
 
-def write_similarity(problem: Problem) -> str:
-    """The text of a similarity in a graph; or, after "no: ", why there is none, as a clause."""
+@dataclass(frozen=True)
+class SimilarityText:
+    """What an operator is given of a similarity: a text, and the tensors that are not in queries and keys already."""
+
+    text: str
+    tensors: tuple[Tensor, ...]
+
+
+def write_similarity(problem: Problem) -> SimilarityText | str:
+    """The similarity of a call in a graph; or why it has no text, as a clause."""
     similarity = problem.similarity
     if isinstance(similarity, Elementwise):
         found = record_features(similarity, problem.frame.heads, problem.q.shape[-1])
         if isinstance(found, str):
-            return f"{_NO}{found}"
-        return f'{{"features":[{len(similarity.inputs)},{found.text}]}}'
+            return found
+        return SimilarityText(f'{{"features":[{len(similarity.inputs)},{found.text}]}}', similarity.inputs)
     if not isinstance(similarity, Additive):
-        return f"{_NO}{type(similarity).__name__} has none"
+        return f"{type(similarity).__name__} has none"
     activation = similarity.activation
     numbers = [getattr(activation, name) for name in fields_of(activation)]
     if symbolic(*numbers):
-        return f"{_NO}a number of its activation changes from call to call"
+        return "a number of its activation changes from call to call"
     # torch.compile cannot follow json.dumps
-    return f'{{"{type(activation).__name__}":[{",".join([str(x) for x in numbers])}]}}'
-
-
-def why_no_similarity_text(problem: Problem) -> str | None:
-    """Why a similarity in a graph has no text, as a clause; None if it has one."""
-    text = write_similarity(problem)
-    return text.removeprefix(_NO) if text.startswith(_NO) else None
-
-
-def tensors_of_text(similarity: Similarity) -> tuple[Tensor, ...]:
-    """The tensors that a text is read around: those that are not in queries and keys already."""
-    return (similarity.w,) if isinstance(similarity, Additive) else similarity.tensors()
+    return SimilarityText(f'{{"{type(activation).__name__}":[{",".join([str(x) for x in numbers])}]}}', (similarity.w,))
 
 
 def read_similarity(text: str, tensors: Sequence[Tensor]) -> tuple[Similarity, Sequence[Tensor]]:
-    """The similarity that write_similarity wrote around the first of these tensors, and the rest of them."""
-    similarity = _read(text)
-    count = len(similarity.tensors())
-    return similarity.with_tensors(iter(tensors[:count])), tensors[count:]
+    """The similarity that write_similarity wrote, around the first of these tensors, and the rest of them."""
+    said, count = _read(text)
+    own, rest = tuple(tensors[:count]), tensors[count:]
+    if isinstance(said, RecordedFunction):
+        return Elementwise.untried(said, own), rest
+    return Additive(None, None, own[0], None, said), rest
 
 
 @lru_cache(256)
-def _read(text: str) -> Similarity:
-    """The similarity around tensors of any numbers."""
-    one = torch.ones(1, dtype=torch.float32, device="cpu")
+def _read(text: str) -> tuple[RecordedFunction | Activation, int]:
+    """The function of an Elementwise or the activation of an Additive, and how many tensors the similarity has."""
     ((name, given),) = json.loads(text).items()
     if name == "features":
         count, graph = given
-        return Elementwise(RecordedFunction(json.dumps(graph, separators=(",", ":"))), (one,) * count)
-    return Additive(None, None, one, None, _ACTIVATIONS[name](*given))
+        return RecordedFunction(json.dumps(graph)), count
+    return _ACTIVATIONS[name](*given), 1

@@ -24,12 +24,7 @@ from regard.backends.native.lower_mask import MASK_TENSORS, lower_mask
 from regard.backends.native.mask_text import read_mask
 from regard.backends.native.modifiers.program import OPERAND_NAMES, recorded_modifiers
 from regard.backends.native.programs.text import RecordedModifier
-from regard.backends.native.similarity_text import (
-    read_similarity,
-    tensors_of_text,
-    why_no_similarity_text,
-    write_similarity,
-)
+from regard.backends.native.similarity_text import read_similarity, write_similarity
 from regard.backends.streaming.backward import backward as backward_by_tiles
 from regard.backends.streaming.tiling import Size, stream
 from regard.call.problem import Problem
@@ -47,10 +42,10 @@ Pair = tuple[Tensor, Tensor]
 
 def score_as_text(problem: Problem) -> dict[str, Any] | str:
     """The score of a call in a graph as texts and tensors; or why that cannot be, as a clause."""
-    why = why_no_similarity_text(problem)
-    if why is not None:
-        return why
-    found, held = {"similarity_text": write_similarity(problem)}, tensors_of_text(problem.similarity)
+    similarity = write_similarity(problem)
+    if isinstance(similarity, str):
+        return similarity
+    found, held = {"similarity_text": similarity.text}, similarity.tensors
     if len(problem.score.parts) > 1:
         modifiers = recorded_modifiers(problem)
         if isinstance(modifiers, str):
