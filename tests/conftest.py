@@ -9,7 +9,9 @@ import random
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 # Before torch and matplotlib are loaded: cuBLAS is deterministic with a fixed workspace only, and pictures
 # need no screen.
@@ -70,7 +72,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests of each, in a random order")
 
 
-LEFT_OUT = pytest.StashKey[list[pytest.Item]]()
+MOST_PROCESSES = 8  # each takes up to 2 GB
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """A run that names no file takes each core, where pytest-xdist is installed; not with -n, -s or a debugger."""
+    option = config.option
+    named = config.args_source is pytest.Config.ArgsSource.ARGS
+    watched = option.usepdb or option.trace or option.capture == "no"
+    told = getattr(option, "numprocesses", 0) is not None or option.dist != "no"
+    if named or watched or told or hasattr(config, "workerinput"):
+        return
+    option.numprocesses, option.maxprocesses = "auto", option.maxprocesses or MOST_PROCESSES
+    option.dist = "worksteal"
+
+
+LEFT_OUT = pytest.StashKey[Sequence[object]]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -236,9 +254,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.line(f"{count:5} tests: {reason}")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Each process of pytest-xdist collects the same tests, and says how many it left out, unless it died."""
+    if (said := getattr(node, "workeroutput", {}).get("left out")) is not None:
+        node.config.stash[LEFT_OUT] = [SimpleNamespace()] * said
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Where nothing may be missing (REGARD_NOTHING_MISSING), such a skip fails the run."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left out"] = len(session.config.stash.get(LEFT_OUT, ()))
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     # A process of pytest-xdist has no reporter: the one that started it counts.
     if os.environ.get("REGARD_NOTHING_MISSING") and reporter and _missing(reporter):

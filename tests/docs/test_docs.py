@@ -35,7 +35,7 @@ BLOCK = re.compile(r"^(?P<indent> *)```python *\n(?P<code>.*?)^(?P=indent)``` *$
 
 COMMANDS = (
     "pip install -c constraints.txt '.[demo]' && regard demo",
-    "pip install -c constraints.txt '.[test]' && pytest -n 2",
+    "pip install -c constraints.txt '.[test]' && pytest",
     "pytest --full",
 )
 

@@ -6,6 +6,7 @@ import inspect
 from collections import Counter
 from itertools import combinations, product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -130,3 +131,35 @@ def test_the_best_instruction_set_and_one_half_dtype(file: str, request: pytest.
         given = [item.callspec.params for item in of if hasattr(item, "callspec")]
         assert {params["isa"] for params in given if "isa" in params} == isas
         assert {params["dtype"] for params in given if "dtype" in params} - {torch.float32} == halves
+
+
+@pytest.mark.parametrize(
+    ("given", "processes"),
+    [
+        ({}, "auto"),
+        ({"numprocesses": 3}, 3),
+        ({"numprocesses": 0}, 0),
+        ({"dist": "loadfile"}, None),
+        ({"usepdb": True}, None),
+        ({"trace": True}, None),
+        ({"capture": "no"}, None),
+        ({"names a file": True}, None),
+        ({"is a worker": True}, None),
+    ],
+    ids=str,
+)
+def test_a_run_that_names_no_file_takes_each_core(
+    given: dict[str, object], processes: object, request: pytest.FixtureRequest
+) -> None:
+    usual = {"numprocesses": None, "maxprocesses": None, "dist": "no", "usepdb": False, "trace": False, "capture": "fd"}
+    source = pytest.Config.ArgsSource
+    config = SimpleNamespace(
+        option=SimpleNamespace(**(usual | given)),
+        args_source=source.ARGS if "names a file" in given else source.TESTPATHS,
+    )
+    if "is a worker" in given:
+        config.workerinput = {}
+    conftest = request.config.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
+    conftest.pytest_cmdline_main(config)
+    assert config.option.numprocesses == processes
+    assert (config.option.dist == "worksteal") == (processes == "auto")
