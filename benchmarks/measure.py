@@ -30,6 +30,7 @@ from benchmarks.truth import Truth, exact
 
 ROOT = Path(__file__).resolve().parents[1]
 TURNS = 7
+NEAR = 1.25  # ways that take at most so many times as long as the fastest, in a first trial, take turns with it
 PATIENCE = 180.0  # seconds that an answer may take
 
 
@@ -170,7 +171,7 @@ class Row:
 
 
 def measure(case: Case, workers: dict[str, Worker], seconds: float) -> Row:
-    """Checks all results, picks the fastest way of each candidate, then lets them take turns."""
+    """Checks all results, finds the fastest ways of each candidate, then lets them take turns."""
     taking = {name: worker for name, worker in workers.items() if case.is_for(name)}
     if case.lacking:
         why = f"not installed ({', '.join(case.lacking)})"
@@ -221,12 +222,12 @@ def _time(row: Row, workers: dict[str, Worker], seconds: float) -> None:
             if row.case.passes != "forward" or row.case.what == "unsorted":
                 timed.memory = _asked(entry, worker, "memory", way=way)
         if entry.best is not None:
-            plain = next(iter(entry.ways))
+            plain, limit = next(iter(entry.ways)), NEAR * entry.seconds
             # a plain call that is slow, and not what counts, needs no turns
             contenders += [
                 (name, way)
-                for way in dict.fromkeys((plain, entry.best))
-                if way == entry.best or entry.ways[way].first < seconds
+                for way, timed in entry.ways.items()
+                if timed.first <= limit or (way == plain and timed.first < seconds)
             ]
     for turn in range(TURNS):
         for name, way in contenders:

@@ -162,6 +162,26 @@ def test_a_case_is_checked_and_timed_in_a_process_of_its_own(worker: Worker) -> 
     assert entry.best is not None and entry.ways[entry.best].turns and entry.seconds > 0
 
 
+def test_ways_that_come_near_the_fastest_take_turns() -> None:
+    """One trial does not tell them apart; the plain call has turns too, unless it is slow."""
+    took = {"plain": 0.9, "fast": 0.1, "near": 0.12, "far": 0.13}
+
+    class Steady:
+        """A candidate whose calls always take the same time."""
+
+        def ask(self, action: str, way: str, **_: object) -> dict[str, object]:
+            return {"answer": took[way] if action == "time" else None}
+
+    found = row(tables.INFERENCE[2], regard=0.1)
+    entry = found.entries["regard"] = Entry(ways={way: Timed(0.0) for way in took})
+    measure._time(found, {"regard": Steady()}, 1.0)
+    assert [way for way, timed in entry.ways.items() if timed.turns] == ["plain", "fast", "near"]
+    assert entry.best == "fast"
+    slow = found.entries["regard"] = Entry(ways={way: Timed(0.0) for way in took})
+    measure._time(found, {"regard": Steady()}, 0.8)
+    assert [way for way, timed in slow.ways.items() if timed.turns] == ["fast", "near"]
+
+
 def test_between_its_answers_a_process_is_stopped(worker: Worker) -> None:
     assert worker.process is not None
     status = Path(f"/proc/{worker.process.pid}/stat")
