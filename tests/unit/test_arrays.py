@@ -72,6 +72,12 @@ def test_a_view_keeps_its_memory_alive() -> None:
     assert (t == 7).all() and len(junk) == 4
 
 
+def test_a_scalar_keeps_its_number_while_others_are_made() -> None:
+    held = [tensor(np.float64(n), "x") for n in range(50)]
+    junk = [np.full((), -1.0) for _ in range(200)]
+    assert [float(t) for t in held] == list(range(50)) and len(junk) == 200
+
+
 @pytest.mark.parametrize(
     "x",
     [

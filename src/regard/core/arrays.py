@@ -200,6 +200,7 @@ def _from_numpy(x: Any, name: str) -> Tensor:
         raise TypeError(
             f"{name} is a masked array, whose mask would be lost; pass its data, and the mask as mask=Dense(...)."
         )
+    x = np.asarray(x)  # a scalar (np.generic) has an address while it is asked for it only
     if any(stride < 0 or stride % x.itemsize for stride in x.strides) or not x.flags.aligned or not x.dtype.isnative:
         x = np.array(
             x, dtype=x.dtype.newbyteorder("=")
