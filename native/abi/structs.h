@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0x33201d27cdf838  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0xb5e95371c91325  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -303,17 +303,38 @@ typedef struct {
 } regard_additive;
 static_assert(sizeof(regard_additive) == 3296, "ctypes lays regard_additive out in another way");
 
-// The backward pass of an additive call. All cotangents and gradients are float; every element is written.
+// The backward pass of an additive call. The cotangents, and the gradients of a, c and v, are float. Between
+// forward and dw it has what regard_gradients has behind its call, in the same order.
 typedef struct {
   regard_additive forward;  // out, float, and row_stats as the forward left them
-  regard_tensor dout;
-  regard_tensor dlse;  // data 0 for none
-  regard_tensor da;
-  regard_tensor dc;
-  regard_tensor dv;
+  regard_tensor dout;  // cotangent of out, of any dtype that a call can have
+  regard_tensor dlse;  // cotangent of lse, float; data 0 for none
+  regard_tensor dq;  // gradients, of the call's dtype; every element is written
+  regard_tensor dk;  // gradients, of the call's dtype; every element is written
+  regard_tensor dv;  // gradients, of the call's dtype; every element is written
+  float* dtemperatures;  // for each head, written
+  float* dslopes;  // for each head, written
+  float* dlog_distance_weights;  // for each head, written
+  float* dlog_distance_rates;  // for each head, written
+  float* dpower_distance_weights;  // for each head, written
+  float* dpower_distance_powers;  // for each head, written
+  float* doffsets;  // for each head, written
+  regard_tensor dbias;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_0;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_1;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_2;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_3;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_4;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_5;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_6;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_7;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_8;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_9;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_10;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_11;  // added to, float; double where it sums queries or keys
   float* dw;  // (heads, dk); of a program's parameters (parameter_count, heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 3704, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 4800, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
 // of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.

@@ -26,20 +26,32 @@ int32_t check(const regard_additive& x) {
   return check_contiguous_call(x.call, REGARD_F32);
 }
 
+// The backward's members by the names that the modifiers read.
+regard_gradients of_scores(const regard_additive_gradients& given) {
+  constexpr size_t first = offsetof(regard_gradients, dout), size = sizeof(regard_gradients) - first;
+  static_assert(offsetof(regard_additive_gradients, dw) - offsetof(regard_additive_gradients, dout) == size,
+                "regard_additive_gradients has what regard_gradients has behind its call");
+  regard_gradients g;
+  g.call = given.forward.call;
+  __builtin_memcpy((char*)&g + first, (const char*)&given + offsetof(regard_additive_gradients, dout), size);
+  return g;
+}
+
 // A backward that reads out as floats.
-int32_t check(const regard_additive_gradients& g) {
-  const regard_call& c = g.forward.call;
-  if (const int32_t wrong = check(g.forward)) return wrong;
+int32_t check(const regard_additive& x, const regard_gradients& g, const float* dw) {
+  const regard_call& c = g.call;
+  if (const int32_t wrong = check(x)) return wrong;
   const bool right = fits(g.dout, REGARD_F32, c.batch, c.heads, c.nq, c.dv) &&
                      fits(g.dlse, REGARD_F32, c.batch, c.heads, c.nq, 1) &&
-                     fits(g.da, REGARD_F32, c.batch, c.heads, c.nq, c.dk) &&
-                     fits(g.dc, REGARD_F32, c.batch, c.key_heads, c.nk, c.dk) &&
-                     fits(g.dv, REGARD_F32, c.batch, c.key_heads, c.nk, c.dv);
+                     fits(g.dq, REGARD_F32, c.batch, c.heads, c.nq, c.dk) &&
+                     fits(g.dk, REGARD_F32, c.batch, c.key_heads, c.nk, c.dk) &&
+                     fits(g.dv, REGARD_F32, c.batch, c.key_heads, c.nk, c.dv) && Bias::right_gradient(g) &&
+                     Program::right_gradients(g) && Modifiers::have_wanted(g);
   if (!right) return REGARD_BAD_ARGUMENT;
   if (c.out_dtype != REGARD_F32 || !c.row_stats.data || (c.dv && (!g.dout.data || !g.dv.data)))
     return REGARD_BAD_ARGUMENT;
-  const bool sums = !g.forward.code || g.forward.parameter_count;
-  return c.dk && (!g.da.data || !g.dc.data || (sums && !g.dw)) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
+  const bool sums = !x.code || x.parameter_count;
+  return c.dk && (!g.dq.data || !g.dk.data || (sums && !dw)) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
 }
 
 int32_t forward(const regard_additive& x, regard_parallel parallel) {
@@ -60,42 +72,51 @@ int32_t forward(const regard_additive& x, regard_parallel parallel) {
 
 int32_t backward(const regard_additive_gradients& given, regard_parallel parallel) {
   const regard_additive& x = given.forward;
+  const regard_gradients of = of_scores(given);
   const regard_call& c = x.call;
-  if (const int32_t wrong = check(given)) return wrong;
-  if (few_additive_backward(c))
-    return x.code ? backward_few_rows<FeaturesFewRows>(given, parallel)
-                  : backward_few_rows<AdditiveFewRows>(given, parallel);
-  const Exponentials none{};
-  Gradients g{given, x, c, none};
+  if (const int32_t wrong = check(x, of, given.dw)) return wrong;
+  if (few_additive_backward(c) && !Modifiers::wants_grad(of))
+    return x.code ? backward_few_rows<FeaturesFewRows>(x, of, given.dw, parallel)
+                  : backward_few_rows<AdditiveFewRows>(x, of, given.dw, parallel);
+  Exponentials keys{};
+  Gradients g{of, x, c, keys, Modifiers::sharing(of)};
   const int64_t heads = elements(c) * c.heads;
-  g.pairs = elements(c) * c.key_heads;
+  g.sets = g.sharing.independent(c);
   g.blocks = (c.nq + kQueries - 1) / kQueries;
   g.width = round_even(c.dk);
   g.ldv = round_up(c.dv);
-  g.slices = (kSlices + g.pairs - 1) / g.pairs;
-  g.slices = g.slices < key_tiles(c) ? g.slices : key_tiles(c);
+  g.slices = (kSlices + g.sets - 1) / g.sets;
+  g.slices = g.sharing.keys ? 1 : g.slices < key_tiles(c) ? g.slices : key_tiles(c);
+  int64_t doubles = 0;
+  for (int n = 0; n < Modifiers::count; ++n) doubles += g.slices * heads * Modifiers::grad_size(of, n);
   const int64_t da = g.slices * heads * g.blocks * g.width * kQueries, dw = g.slices * heads * g.learned();
-  float* memory = (float*)malloc((size_t)(exponentials_size(c) + da + dw) * sizeof(float));
-  if (!memory) return 1;
-  const Exponentials keys = exponentials_places(c, memory);
-  float* sums = memory + exponentials_size(c);
-  const Gradients all{given, x, c, keys, g.pairs, g.slices, g.blocks, g.width, g.ldv, sums, sums + da};
-  zero(all.dw, dw);
+  const Workspace memory((size_t)(2 * doubles + exponentials_size(c) + da + dw) * sizeof(float));
+  if (!memory.at) return 1;
+  double* sums = (double*)memory.at;
+  for (int n = 0; n < Modifiers::count; ++n) {
+    g.sums[n] = sums;
+    sums += g.slices * heads * Modifiers::grad_size(of, n);
+  }
+  keys = exponentials_places(c, (float*)sums);
+  g.da = (float*)sums + exponentials_size(c);
+  g.dw = g.da + da;
+  zero((float*)memory.at, 2 * doubles);
+  zero(g.dw, dw);
   const ComputeExponentials exponentials{x, keys};
-  const AdditiveBackward backward{all};
-  const AdditiveJoin join{all};
+  const AdditiveBackward backward{g};
+  const AdditiveJoin join{g};
   int32_t failed = share(exponentials, exponentials.items(), c.threads, parallel);
   if (!failed) failed = share(backward, backward.items(), c.threads, parallel);
   if (!failed) failed = share(join, join.items(), c.threads, parallel);
+  if (!failed) Modifiers::join_grads(of, g.sums, g.slices * elements(c));
   for (int64_t row = 0; row < g.learned() / (g.width ? g.width : 1) && !failed; ++row)
     for (int64_t h = 0; h < c.heads; ++h)
       for (int64_t k = 0; k < c.dk; ++k) {
-        const float* sums_of_slices = all.dw + h * g.learned() + row * g.width + k;
+        const float* sums_of_slices = g.dw + h * g.learned() + row * g.width + k;
         double sum = 0;
         for (int64_t n = 0; n < g.slices * elements(c); ++n) sum += sums_of_slices[n * c.heads * g.learned()];
         given.dw[(row * c.heads + h) * c.dk + k] = (float)sum;
       }
-  free(memory);
   return failed;
 }
 

@@ -1,5 +1,6 @@
-// Backward of the additive similarity. An item is a (batch element, key head) and a slice of its keys: it writes their
-// dC and dV, and leaves its sums for dA and dw, which are added over the slices in order.
+// Backward of the additive similarity. An item is a set of (batch element, key head) pairs that share a gradient of a
+// modifier, most often one, and a slice of their keys: it writes their dC and dV, and leaves its sums for dA, dw and
+// the modifiers, which are added over the slices in order.
 //
 // With ds_ij the gradient of a score and r = 1 / (1 + A C), f' is 4 r (1 - r) for tanh, r (1 - r) for the sigmoid:
 //   da_ik = w_k Σ_j ds_ij f'   dc_jk = Σ_i ds_ij w_k f'   dw_k = Σ_ij ds_ij f.
@@ -95,29 +96,34 @@ static void block_gradients(const Gradients& g, const GradientScratch& s, const 
 struct AdditiveBackward {
   const Gradients& g;
 
-  int64_t items() const { return g.pairs * g.slices; }
+  int64_t items() const { return g.sets * g.slices; }
   int64_t scratch() const {
     GradientScratch s;
     return carve_scratch(g, nullptr, s);
   }
 
   void run(int64_t item, float* memory) const {
-    const regard_call& c = g.c;
-    const int64_t pair = item / g.slices, slice = item % g.slices, from = slice * g.span(), head = pair % c.key_heads;
     GradientScratch s;
     carve_scratch(g, memory, s);
+    g.sharing.each_pair(g.c, item / g.slices,
+                        [&](int64_t element, int64_t head) { run_pair(s, element, head, item % g.slices); });
+  }
+
+  void run_pair(const GradientScratch& s, int64_t element, int64_t head, int64_t slice) const {
+    const regard_call& c = g.c;
+    const int64_t from = slice * g.span();
     zero(s.dc, g.width * g.dc_stride());
     zero(s.dv, g.span() * g.ldv);
-    const Place there = place_in_batch(c, pair / c.key_heads);
+    const Place there = place_in_batch(c, element);
     const int64_t group = c.heads / c.key_heads;
     for (int64_t h = head * group; h < (head + 1) * group; ++h)
       for (int64_t row = 0; row < c.nq; row += kQueries) {
         const Place p = place_at(c, there.b, h, row);
         with_vectors(p.rows, [&](auto vectors) { block_gradients<vectors>(g, s, p, slice); });
       }
-    float *dc = at<float>(g.g.dc, there, head), *dv = at<float>(g.g.dv, there, head);
+    float *dc = at<float>(g.g.dk, there, head), *dv = at<float>(g.g.dv, there, head);
     for (int64_t n = 0; n < g.span() && from + n < c.nk; ++n) {
-      for (int64_t k = 0; k < c.dk; ++k) dc[(from + n) * g.g.dc.row + k * g.g.dc.col] = s.dc[k * g.dc_stride() + n];
+      for (int64_t k = 0; k < c.dk; ++k) dc[(from + n) * g.g.dk.row + k * g.g.dk.col] = s.dc[k * g.dc_stride() + n];
       for (int64_t f = 0; f < c.dv; ++f) dv[(from + n) * g.g.dv.row + f * g.g.dv.col] = s.dv[n * g.ldv + f];
     }
   }
@@ -134,13 +140,13 @@ struct AdditiveJoin {
     const regard_call& c = g.c;
     const int64_t head = item / g.blocks, all = g.width * kQueries;
     const Place p = place_at(c, head / c.heads, head % c.heads, item % g.blocks * kQueries);
-    float* to = at<float>(g.g.da, p, p.h) + p.row * g.g.da.row;
+    float* to = at<float>(g.g.dq, p, p.h) + p.row * g.g.dq.row;
     for (int64_t k = 0; k < c.dk; ++k)
       for (int64_t i = 0; i < p.rows; ++i) {
         float sum = 0;
         for (int64_t slice = 0; slice < g.slices; ++slice)
           sum += g.da[(slice * items() + item) * all + k * kQueries + i];
-        to[i * g.g.da.row + k * g.g.da.col] = weight_of(g.x, p.h, k) * sum;
+        to[i * g.g.dq.row + k * g.g.dq.col] = weight_of(g.x, p.h, k) * sum;
       }
   }
 };

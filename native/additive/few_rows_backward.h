@@ -8,11 +8,12 @@
 namespace regard {
 
 struct FewRowsBackwardCall {
-  const regard_additive_gradients& g;
+  const regard_gradients& g;  // dq and dk are those of a and c
   const regard_additive& x;
   const regard_call& c;
   int64_t pairs, keys, parts, rows, width, learned, ldv;  // ldv: dv to whole vectors
   float *da, *dw;  // [pair][part][rows][width], before w; [pair][part][rows][learned][width]
+  float* total_dw;
 
   float* da_of(int64_t item) const { return da + item * rows * width; }
   float* dw_of(int64_t item) const { return dw + item * rows * learned * width; }
@@ -121,7 +122,7 @@ struct FewRowsGradients {
   }
 
   void similarity_gradients(const Chunk& t, int64_t n) {
-    const regard_tensor& to = all.g.dc;
+    const regard_tensor& to = all.g.dk;
     float* rows = (float*)row_ptr(to, f.p, f.key_head, t.j + n, REGARD_F32);
     const bool there = n + W <= t.count && to.col == 1 && all.width == all.c.dk;
     float* sum = there ? rows : dc;
@@ -164,7 +165,7 @@ struct FewRowsBackward {
 
   // The gradients of keys that no row sees are 0.
   void clear_keys(const Place& p, int64_t head, int64_t from, int64_t to) const {
-    const regard_tensor &dc = all.g.dc, &dv = all.g.dv;
+    const regard_tensor &dc = all.g.dk, &dv = all.g.dv;
     for (int64_t key = from; key < to; ++key) {
       for (int64_t d = 0; d < all.c.dk; ++d) ((float*)row_ptr(dc, p, head, key, REGARD_F32))[d * dc.col] = 0;
       for (int64_t d = 0; d < all.c.dv; ++d) ((float*)row_ptr(dv, p, head, key, REGARD_F32))[d * dv.col] = 0;
@@ -201,7 +202,7 @@ struct FewRowsBackward {
       for (int64_t b = 0; b < all.pairs / c.key_heads; ++b)
         for (int64_t i = 0; i < c.nq; ++i) join_row(place_in_batch(c, b), h, i, total);
       for (int64_t n = 0; n < all.learned; ++n)
-        for (int64_t d = 0; d < c.dk; ++d) all.g.dw[(n * c.heads + h) * c.dk + d] = (float)total[n * all.width + d];
+        for (int64_t d = 0; d < c.dk; ++d) all.total_dw[(n * c.heads + h) * c.dk + d] = (float)total[n * all.width + d];
     }
   }
 
@@ -209,11 +210,11 @@ struct FewRowsBackward {
     const regard_call& c = all.c;
     const int64_t group = c.heads / c.key_heads, first = (p.b * c.key_heads + h / group) * all.parts;
     const int64_t row = h % group * c.nq + i, count = all.learned * all.width;
-    float* da = (float*)row_ptr(all.g.da, p, h, i, REGARD_F32);
+    float* da = (float*)row_ptr(all.g.dq, p, h, i, REGARD_F32);
     for (int64_t d = 0; d < c.dk; ++d) {
       float sum = 0;
       for (int64_t part = 0; part < all.parts; ++part) sum += all.da_of(first + part)[row * all.width + d];
-      da[d * all.g.da.col] = weight_of(all.x, h, d) * sum;
+      da[d * all.g.dq.col] = weight_of(all.x, h, d) * sum;
     }
     for (int64_t part = 0; part < all.parts; ++part)
       for (int64_t n = 0; n < count; ++n) total[n] += all.dw_of(first + part)[row * count + n];
@@ -221,8 +222,8 @@ struct FewRowsBackward {
 };
 
 template <class Score>
-static int32_t backward_few_rows(const regard_additive_gradients& given, regard_parallel parallel) {
-  const regard_additive& x = given.forward;
+static int32_t backward_few_rows(const regard_additive& x, const regard_gradients& g, float* total_dw,
+                                 regard_parallel parallel) {
   const regard_call& c = x.call;
   const int64_t pairs = elements(c) * c.key_heads, keys = part_keys(pairs * c.nk), parts = (c.nk + keys - 1) / keys;
   const int64_t width = Score::width_of(c), learned = Score::learned(x), rows = few_rows(c);
@@ -230,7 +231,7 @@ static int32_t backward_few_rows(const regard_additive_gradients& given, regard_
   const Workspace memory((size_t)(2 * totals + (1 + learned) * size + 1) * sizeof(float));
   if (!memory.at) return 1;
   float *const da = (float*)memory.at + 2 * totals, *const dw = da + size;
-  const FewRowsBackwardCall all{given, x, c, pairs, keys, parts, rows, width, learned, round_up(c.dv), da, dw};
+  const FewRowsBackwardCall all{g, x, c, pairs, keys, parts, rows, width, learned, round_up(c.dv), da, dw, total_dw};
   const FewRowsBackward<Score> backward{all};
   const int32_t failed = share(backward, backward.items(), c.threads, parallel);
   if (!failed) backward.join((double*)memory.at);

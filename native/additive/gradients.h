@@ -13,9 +13,8 @@ REGARD_INLINE void zero(float* x, int64_t count) {
 
 // Copies the cotangent of a row to `to`, padded by zeros, and returns delta, rowsum(dout · out) minus the cotangent of
 // lse. Both are 0 for a row that sees no key.
-static float row_delta(const regard_additive_gradients& g, const Place& p, int64_t head, int64_t row, float* to,
-                       int64_t ldv) {
-  const regard_call& c = g.forward.call;
+static float row_delta(const regard_gradients& g, const Place& p, int64_t head, int64_t row, float* to, int64_t ldv) {
+  const regard_call& c = g.call;
   const auto of = [&](const regard_tensor& t) { return (const float*)row_ptr(t, p, head, row, REGARD_F32); };
   if (of(c.row_stats)[c.row_stats.col] == 0) {
     zero(to, ldv);
@@ -31,13 +30,16 @@ static float row_delta(const regard_additive_gradients& g, const Place& p, int64
 }
 
 struct Gradients {
-  const regard_additive_gradients& g;
+  const regard_gradients& g;  // dq and dk are those of a and c
   const regard_additive& x;
   const regard_call& c;
   const Exponentials& keys;
-  int64_t pairs, slices, blocks, width, ldv;  // width: dk rounded up to 2; ldv: dv to whole vectors
-  float* da;                                  // [slice][batch element, head][block][width][kQueries], before w
-  float* dw;                                  // [slice][batch element, head][learned()]
+  GradientSharing sharing;                   // of the modifiers' gradients that are added in place
+  int64_t sets, slices, blocks, width, ldv;  // sets: of (batch element, key head) pairs that share no gradient
+                                             // width: dk rounded up to 2; ldv: dv to whole vectors
+  float* da;                                 // [slice][batch element, head][block][width][kQueries], before w
+  float* dw;                                 // [slice][batch element, head][learned()]
+  double* sums[Modifiers::count];            // of the modifiers' gradients: [slice][batch element, head][grad_size]
 
   // Sums for what the features have besides a and c: w, or the parameters of a program.
   int64_t learned() const { return x.code ? x.parameter_count * width : width; }

@@ -81,12 +81,12 @@ REGARD_INLINE void score_gradients(GradientBlock<V>& z, const Tile& t, const flo
 
 template <int V>
 REGARD_NOINLINE void tile_score_gradients(GradientBlock<V>& z, const Tile& t, const float* x, int64_t row) {
-  static const regard_gradients none{};  // additive calls learn no modifier
-  double* const sums[Modifiers::count] = {};
+  const Gradients& g = z.g;
+  const int64_t place = (z.from / g.span() * elements(g.c) + z.b.p.b) * g.c.heads + z.b.p.h;
   int64_t n = 0;
   for (; n + kMR <= t.count; n += kMR) score_gradients<V, kMR>(z, t, x, row, n);
   for (; n < t.count; ++n) score_gradients<V, 1>(z, t, x, row, n);
-  Modifiers::backward(z.b, t, ScoreGradients{none, z.s.ds, z.s.kept, 0, t.count}, sums, 0);
+  Modifiers::backward(z.b, t, ScoreGradients{g.g, z.s.ds, z.s.kept, 0, t.count}, g.sums, place);
 }
 
 // Adds to dv of M keys, V vectors of features.

@@ -108,8 +108,7 @@ int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 void split(BackwardCall& w) {
   const regard_call& c = w.c;
   w.sharing = Modifiers::sharing(w.g);
-  w.independent = w.sharing.heads ? 1 : c.key_heads;
-  for (int n = 0; n < REGARD_BATCH_AXES; ++n) w.independent *= w.sharing.batch[n] ? 1 : c.batch[n];
+  w.independent = w.sharing.independent(c);
   int64_t wanted = (kWantedItems + w.independent - 1) / w.independent;
   w.key_parts = w.sharing.keys ? 1 : least(wanted, (c.nk + kMinSplit - 1) / kMinSplit);
   wanted = (wanted + w.key_parts - 1) / w.key_parts;

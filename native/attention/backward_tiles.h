@@ -59,23 +59,10 @@ static void run_pair(const BackwardCall& w, const BackwardScratch& s, int64_t el
 // An item: a set of (batch element, key head) pairs that share a gradient, one after the other, for a part of the keys
 // and of the queries.
 static void run_item(const BackwardCall& w, const BackwardScratch& s, int64_t item) {
-  const regard_call& c = w.c;
   const int64_t own = item % w.independent, part = item / w.independent;
   const int64_t query_part = part % w.query_parts, key_part = part / w.query_parts;
-  const int64_t pairs = w.elements * c.key_heads / w.independent;
-  for (int64_t n = 0; n < pairs; ++n) {
-    int64_t free = own, shared = n, element = 0, step = 1;
-    int64_t& of_heads = w.sharing.heads ? shared : free;
-    const int64_t key_head = of_heads % c.key_heads;
-    of_heads /= c.key_heads;
-    for (int m = REGARD_BATCH_AXES - 1; m >= 0; --m) {
-      int64_t& rest = w.sharing.batch[m] ? shared : free;
-      element += rest % c.batch[m] * step;
-      rest /= c.batch[m];
-      step *= c.batch[m];
-    }
-    run_pair(w, s, element, key_head, key_part, query_part);
-  }
+  w.sharing.each_pair(
+      w.c, own, [&](int64_t element, int64_t key_head) { run_pair(w, s, element, key_head, key_part, query_part); });
 }
 
 }  // namespace regard

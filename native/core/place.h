@@ -59,6 +59,13 @@ REGARD_INLINE T* at(const regard_tensor& t, const Place& p, int64_t head) {
   return (T*)t.data + offset(t, p, head);
 }
 
+// Batch elements, over all batch axes.
+static int64_t elements(const regard_call& c) {
+  int64_t product = 1;
+  for (int n = 0; n < REGARD_BATCH_AXES; ++n) product *= c.batch[n];
+  return product;
+}
+
 // The first row of a head of batch element b, counted over all batch axes.
 static Place place_in_batch(const regard_call& c, int64_t b) {
   Place p{};

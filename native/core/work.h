@@ -56,10 +56,4 @@ static int32_t share(const Task& task, int64_t items, int64_t threads, regard_pa
   return work.failed;
 }
 
-static int64_t elements(const regard_call& c) {
-  int64_t product = 1;
-  for (int n = 0; n < REGARD_BATCH_AXES; ++n) product *= c.batch[n];
-  return product;
-}
-
 }  // namespace regard

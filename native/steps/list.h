@@ -31,6 +31,32 @@ struct GradientSharing {
     return found;
   }
 
+  // How many sets of (batch element, key head) pairs share no gradient.
+  int64_t independent(const regard_call& c) const {
+    int64_t sets = heads ? 1 : c.key_heads;
+    for (int n = 0; n < REGARD_BATCH_AXES; ++n) sets *= batch[n] ? 1 : c.batch[n];
+    return sets;
+  }
+
+  // Calls body(batch element, key head) for each pair of one of these sets.
+  template <class Body>
+  void each_pair(const regard_call& c, int64_t set, const Body& body) const {
+    const int64_t pairs = elements(c) * c.key_heads / independent(c);
+    for (int64_t n = 0; n < pairs; ++n) {
+      int64_t free = set, shared = n, element = 0, step = 1;
+      int64_t& of_heads = heads ? shared : free;
+      const int64_t key_head = of_heads % c.key_heads;
+      of_heads /= c.key_heads;
+      for (int m = REGARD_BATCH_AXES - 1; m >= 0; --m) {
+        int64_t& rest = batch[m] ? shared : free;
+        element += rest % c.batch[m] * step;
+        rest /= c.batch[m];
+        step *= c.batch[m];
+      }
+      body(element, key_head);
+    }
+  }
+
   void operator|=(const GradientSharing& other) {
     for (int n = 0; n < REGARD_BATCH_AXES; ++n) batch[n] |= other.batch[n];
     heads |= other.heads;

@@ -51,7 +51,7 @@ struct Case : RandomMemory {
     steps();
     hide();
     if (r.chance(3)) mask_program(*this, exact);
-    if (!exact && !additive && r.chance(4)) score_program(*this);
+    if (!exact && r.chance(4)) score_program(*this);
     if (additive) weights(exact);
     else if (facts) facts_of();
     else gradients();
@@ -299,6 +299,10 @@ struct Case : RandomMemory {
     if (!r.chance(4)) g.dq = tensor((Kind)c.dtype, c.heads, c.nq, c.dk, false);
     if (!r.chance(4)) g.dk = tensor((Kind)c.dtype, c.key_heads, c.nk, c.dk, false);
     if (!r.chance(4)) g.dv = tensor((Kind)c.dtype, c.key_heads, c.nk, c.dv, false);
+    gradients_of_modifiers();
+  }
+
+  void gradients_of_modifiers() {
     if (c.bias.data && !r.chance(4)) {
       g.dbias = c.bias;
       const bool shared = c.bias.row == 0 || c.bias.col == 0;
@@ -328,10 +332,12 @@ struct Case : RandomMemory {
     }
     x.dout = tensor(kF32, c.heads, c.nq, c.dv, false);
     if (r.chance(2)) x.dlse = tensor(kF32, c.heads, c.nq, 1, false);
-    x.da = tensor(kF32, c.heads, c.nq, c.dk, false);
-    x.dc = tensor(kF32, c.key_heads, c.nk, c.dk, false);
+    x.dq = tensor(kF32, c.heads, c.nq, c.dk, false);
+    x.dk = tensor(kF32, c.key_heads, c.nk, c.dk, false);
     x.dv = tensor(kF32, c.key_heads, c.nk, c.dv, false);
     x.dw = (float*)make(kF32, (w.code ? w.parameter_count : 1) * c.heads * c.dk);
+    gradients_of_modifiers();
+    memcpy(&x.dtemperatures, &g.dtemperatures, sizeof g - offsetof(regard_gradients, dtemperatures));
   }
 
   void facts_of() {

@@ -268,7 +268,9 @@ def test_explain_says_where_backward_runs() -> None:
     x, bias = torch.randn(40, 8), torch.zeros(40, 40, requires_grad=True)
     score = rg.Additive(None, None, torch.ones(8, requires_grad=True))
     assert "the same kernels" in str(rg.explain(x, x, x, score=score))
-    assert "modifier asks for its gradient" in str(rg.explain(x, x, x, score=score >> rg.Bias(bias)))
+    assert "the same kernels" in str(rg.explain(x, x, x, score=score >> rg.Bias(bias)))
+    cap = torch.tensor(2.0, requires_grad=True)
+    assert "its soft cap is learned" in str(rg.explain(x, x, x, score=score >> rg.SoftCap(cap)))
 
 
 def test_rows_that_depend_on_no_other_are_refused() -> None:

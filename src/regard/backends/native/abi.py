@@ -174,12 +174,13 @@ class AdditiveArguments(Struct):
 @laid_out
 class AdditiveGradientArguments(Struct):
     c_name, function = "regard_additive_gradients", "regard_additive_backward"
-    about = "The backward pass of an additive call. All cotangents and gradients are float; every element is written."
+    about = (
+        "The backward pass of an additive call. The cotangents, and the gradients of a, c and v, are float. Between\n"
+        "// forward and dw it has what regard_gradients has behind its call, in the same order."
+    )
     members = (
         Member("regard_additive", "forward", "out, float, and row_stats as the forward left them"),
-        Member("regard_tensor", "dout"),
-        Member("regard_tensor", "dlse", "data 0 for none"),
-        *members("regard_tensor", "da dc dv"),
+        *GradientArguments.members[1:],
         Member("float*", "dw", "(heads, dk); of a program's parameters (parameter_count, heads, dk)"),
     )
 

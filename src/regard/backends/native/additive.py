@@ -13,12 +13,13 @@ from torch import Tensor
 from regard.backends.base import Result
 from regard.backends.native.abi import AdditiveArguments, AdditiveGradientArguments, CallArguments
 from regard.backends.native.args import ACTIVATIONS, KernelArgs
+from regard.backends.native.backward import backward, empty_of_modifiers, learned_by_similarity
 from regard.backends.native.bind import bind
 from regard.backends.native.c_structs import Struct
 from regard.backends.native.families import Gradients, KernelFamily
 from regard.backends.native.ffi import DTYPE_CODES
-from regard.backends.native.launch import KernelResults, arguments, run_backward, sink_weights, threads
-from regard.backends.streaming.backward import output_cotangents, sink_gradient
+from regard.backends.native.launch import KernelResults, arguments, run_backward, threads
+from regard.backends.native.modifiers.table import why_not_learned
 from regard.call.problem import Problem
 from regard.scores.activations import LeakyReLU
 from regard.scores.additive import Additive
@@ -32,7 +33,7 @@ class AdditiveKernels(KernelFamily):
 
     whole = False  # w and the activation are the problem's
     backward_struct = AdditiveGradientArguments
-    gradients = "da", "dc", "dv", "dw"
+    gradients = "dq", "dk", "dv", "dw"
 
     def why_gathers(self, problem: Problem) -> str | None:
         return "the kernels of additive scores read ordinary tensors"
@@ -41,24 +42,20 @@ class AdditiveKernels(KernelFamily):
         return "how an additive score is found depends on how far the queries beside it reach"
 
     def why_streamed(self, problem: Problem, needs: tuple[bool, ...]) -> str | None:
-        known = 3 + len(problem.similarity.tensors())
-        if any(needs[known : 3 + len(problem.score_tensors)]):
-            return "a tensor of a modifier asks for its gradient"
-        return None
+        return why_not_learned(problem, needs)
 
     def backward(
         self, problem: Problem, args: KernelArgs, saved: KernelResults, cotangents: Result, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         similarity = _similarity(problem)
         sums = problem.frame.heads, problem.q.shape[-1]
-        struct = partial(_arguments, problem)
-        da, dc, dv, dw = additive_gradients(problem, args, saved, cotangents, struct, sums)
-        known = (da, dc, dv, *similarity.in_place_of_w(_total(dw, similarity.w)))
-        found = [*known, *(None for _ in problem.tensors()[len(known) :])]
-        if problem.sink is not None and needs[-1]:
-            found[-1] = gradient_of_sink(problem.sink, saved, cotangents)
-        given = zip(found, problem.tensors(), needs, strict=True)
-        return tuple(g.to(t.dtype) if need and g is not None else None for g, t, need in given)
+
+        def find(args: KernelArgs, saved: KernelResults, cotangents: Result, wanted: set[str]) -> dict[str, Tensor]:
+            found, dw = additive_gradients(args, saved, cotangents, wanted, partial(_arguments, problem), sums)
+            of_w = enumerate(similarity.in_place_of_w(_total(dw, similarity.w)))
+            return found | {learned_by_similarity(n): g for n, g in of_w if g is not None}
+
+        return backward(problem, args, saved, cotangents, needs, find)
 
     def leaves(self, problem: Problem, args: KernelArgs) -> dict[int, Tensor | None]:
         return {**super().leaves(problem, args), AdditiveArguments.w.offset: _weights(problem)}
@@ -89,32 +86,29 @@ class AdditiveKernels(KernelFamily):
 
 
 def additive_gradients(
-    problem: Problem,
     args: KernelArgs,
     saved: KernelResults,
     cotangents: Result,
+    wanted: set[str],
     struct: Callable[[CallArguments], Struct],
     sums: tuple[int, ...],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of a, c and v, and of what is learned besides, of shape `sums`: of w (heads, h)."""
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The gradients of a, c, v and what is wanted of the modifiers, by name; and what the similarity learns.
+
+    struct: makes what the forward read of its call. sums: the shape of what is learned, of w (heads, h).
+    """
+    of_tensors = {"q": args.q, "k": args.k, "v": args.v}
+    found = {name: torch.empty(t.shape, dtype=torch.float32, device="cpu") for name, t in of_tensors.items()}
+    found |= empty_of_modifiers(args, wanted)
+    dw = torch.empty(sums, dtype=torch.float32, device="cpu")
+    if 0 in args.shape or args.k.shape[-2] == 0:
+        return {name: g.zero_() for name, g in found.items()}, dw.zero_()
     out, lse, row_stats = saved
-    there = lse.numel() and problem.frame.nk
-    made = torch.empty if there else torch.zeros
-    da, dc, dv = (made(t.shape, dtype=torch.float32, device="cpu") for t in (problem.q, problem.k, problem.v))
-    dw = made(sums, dtype=torch.float32, device="cpu")
-    if there:
-        call = arguments(args, out=out.contiguous(), lse=lse, row_stats=row_stats.contiguous())
-        given = {"dout": cotangents[0].float(), "dlse": cotangents[1].float()[..., None]}
-        gradients = {"da": da, "dc": dc, "dv": dv, "dw": dw}
-        run_backward(AdditiveGradientArguments, struct(call), {**given, **gradients})
-    return da, dc, dv, dw
-
-
-def gradient_of_sink(sink: Tensor, saved: KernelResults, cotangents: Result) -> Tensor:
-    """The gradient of a sink, from what the forward saved and the cotangents of its results."""
-    out, _, row_stats = saved
-    delta = output_cotangents(out, row_stats[..., 1] == 0, (cotangents[0].float(), cotangents[1]))[1]
-    return sink_gradient(sink_weights(row_stats, sink), delta)
+    call = arguments(args, out=out.contiguous(), lse=lse, row_stats=row_stats.contiguous())
+    given = {"dout": cotangents[0].float(), "dlse": cotangents[1].float()[..., None]}
+    gradients = {f"d{name}": g for name, g in found.items()}
+    run_backward(AdditiveGradientArguments, struct(call), {**given, **gradients, "dw": dw})
+    return found, dw
 
 
 def _pair_work(problem: Problem) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -21,9 +23,14 @@ from regard.backends.native.modifiers.table import (
 )
 from regard.backends.streaming.backward import output_cotangents, sink_gradient
 from regard.call.problem import Problem
+from regard.scores.additive import Additive
+from regard.scores.algebra import Score
+from regard.scores.elementwise import Elementwise
 from regard.scores.similarity import Distance, ScaledDot
 
 Pair = tuple[Tensor, Tensor]
+# How a family finds the gradients that are wanted, by name: of operands, and of what its similarity learns.
+Find = Callable[[KernelArgs, KernelResults, Pair, set[str]], dict[str, Tensor]]
 _BY_HEAD = {name for name, operand in OPERANDS.items() if operand.learned and not operand.strided}
 # What has gradients, in graphs too: there the operands of a program are the tensors that the score's parts hold.
 LEARNED = ("q", "k", "v", *BY_LEARNED, "sink")
@@ -37,9 +44,17 @@ def why_not_backward(problem: Problem, needs: tuple[bool, ...]) -> str | None:
 
 
 def backward(
-    problem: Problem, args: KernelArgs, saved: KernelResults, cotangents: Pair, needs: tuple[bool, ...]
+    problem: Problem,
+    args: KernelArgs,
+    saved: KernelResults,
+    cotangents: Pair,
+    needs: tuple[bool, ...],
+    find: Find | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of problem.tensors() for which `needs` is true, from what the forward saved and the cotangents."""
+    """Gradients of problem.tensors() for which `needs` is true, from what the forward saved and the cotangents.
+
+    find: of a similarity that is no dot product; it gives those of what it learns the names of `learned_by_similarity`.
+    """
     given = problem.tensors()
     kinds = _kinds_of_tensors(problem, len(given))
     wanted = {kind for kind, need in zip(kinds, needs, strict=True) if need} - {"prepared", "program"}
@@ -48,13 +63,15 @@ def backward(
     program = ProgramGradients.of(problem, of_modifiers) if any(of_modifiers) else None
     if program is not None:
         args, operands = args.with_operands(**program.operands), operands | program.names.keys()
-    found = operand_gradients(args, saved, cotangents, operands)
+    found = operand_gradients(args, saved, cotangents, operands, find or _of_dots)
     of_program = iter(() if program is None else program.of_tensors(found))
 
     def gradient(kind: str, t: Tensor) -> Tensor | None:
         if kind == "program":
             return next(of_program).to(t.dtype)
-        return _own(problem, kind, t, found).reshape(t.shape).to(t.dtype) if kind in wanted else None
+        if kind not in wanted or (kind not in found and kind != "scale"):  # w_q of an additive score, which made q
+            return None
+        return _own(problem, kind, t, found).reshape(t.shape).to(t.dtype)
 
     return tuple(gradient(kind, t) if need else None for kind, t, need in zip(kinds, given, needs, strict=True))
 
@@ -67,9 +84,7 @@ def _kinds_of_tensors(problem: Problem, count: int) -> list[str]:
     kinds = ["q", "k", "v"]
     similarity, *modifiers = problem.score.parts
     for stage in (similarity,) if programmed(problem) else problem.score.parts:
-        fields = _KINDS.get(type(stage), {}).items()
-        first = [kind for field, kind in fields if isinstance(getattr(stage, field), Tensor)]
-        kinds += first + ["prepared"] * (len(stage.tensors()) - len(first))
+        kinds += _kinds_of_stage(stage)
     if programmed(problem):
         kinds += ["program"] * sum(len(stage.tensors()) for stage in modifiers)
     kinds += ["prepared"] * (count - len(kinds))
@@ -78,28 +93,47 @@ def _kinds_of_tensors(problem: Problem, count: int) -> list[str]:
     return kinds
 
 
-def operand_gradients(args: KernelArgs, saved: KernelResults, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
+def _kinds_of_stage(stage: Score) -> list[str]:
+    """The same of the tensors of a part of a score."""
+    if isinstance(stage, (Additive, Elementwise)):
+        return [learned_by_similarity(n) for n in range(len(stage.tensors()))]
+    fields = _KINDS.get(type(stage), {}).items()
+    first = [kind for field, kind in fields if isinstance(getattr(stage, field), Tensor)]
+    return first + ["prepared"] * (len(stage.tensors()) - len(first))
+
+
+def learned_by_similarity(n: int) -> str:
+    """The name of the gradient of the n-th tensor of a similarity whose tensors have no place in KernelArgs."""
+    return f"similarity {n}"
+
+
+def operand_gradients(
+    args: KernelArgs, saved: KernelResults, cotangents: Pair, wanted: set[str], find: Find | None = None
+) -> dict[str, Tensor]:
     """The gradients of the operands that are wanted: in their shapes, but those of offsets have no room at the end."""
-    found = _run(args, saved, cotangents, wanted - {"sink"})
+    found = (find or _of_dots)(args, saved, cotangents, wanted - {"sink"})
     if "sink" in wanted:
         sink = args.operands["sink"]
         out, _, row_stats = saved
-        delta = output_cotangents(out, row_stats[..., 1] == 0, cotangents)[1]
+        delta = output_cotangents(out, row_stats[..., 1] == 0, (cotangents[0].float(), cotangents[1]))[1]
         found["sink"] = sink_gradient(sink_weights(row_stats, sink[..., 0, 0]), delta)[..., None, None]
     for name in found.keys() & _BY_HEAD:
         found[name] = of_operand(found[name], args.operands[name])
     return found
 
 
-def _run(args: KernelArgs, saved: KernelResults, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
-    """The gradients of the kernels' operands, by name; those of numbers and offsets by head for each head."""
-    heads, nk = args.shape[-2], args.k.shape[-2]
+def empty_of_modifiers(args: KernelArgs, wanted: set[str]) -> dict[str, Tensor]:
+    """Room for the gradients of the modifiers' operands that are wanted; those of numbers, and of offsets, by head."""
+    operands, heads = args.operands, args.shape[-2]
+    return {name: by.empty_gradient(name, operands[name], heads) for name, by in BY_LEARNED.items() if name in wanted}
+
+
+def _of_dots(args: KernelArgs, saved: KernelResults, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
+    """The gradients of the operands of the kernels of dot products."""
     tensors = args.tensors()
     found = {name: torch.empty_like(tensors[name]) for name in wanted & {"q", "k", "v"}}
-    for name in BY_LEARNED:
-        if name in wanted:
-            found[name] = BY_LEARNED[name].empty_gradient(name, tensors[name], heads)
-    if 0 in args.shape or nk == 0:
+    found |= empty_of_modifiers(args, wanted)
+    if 0 in args.shape or args.k.shape[-2] == 0:
         return {name: g.zero_() for name, g in found.items()}
     out, lse, row_stats = (t.contiguous() for t in saved)
     dout, dlse = cotangents

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from regard.backends.base import Result
 from regard.backends.native.abi import AdditiveArguments, AdditiveGradientArguments, CallArguments
-from regard.backends.native.additive import additive_gradients, gradient_of_sink
+from regard.backends.native.additive import additive_gradients
 from regard.backends.native.args import KernelArgs
+from regard.backends.native.backward import backward, learned_by_similarity
 from regard.backends.native.bind import bind
 from regard.backends.native.c_structs import Struct
 from regard.backends.native.families import KernelFamily, RepeatedSimilarity
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.launch import KernelResults, threads
+from regard.backends.native.modifiers.table import why_not_learned
 from regard.backends.native.programs.code import NotLowered
 from regard.backends.native.programs.features import FeatureGraph, program_of_features, why_no_program_of_features
 from regard.backends.native.programs.lower import Program
@@ -53,7 +55,7 @@ class ElementwiseKernels(KernelFamily):
 
     whole = False  # the program is the problem's
     backward_struct = AdditiveGradientArguments
-    gradients = "da", "dc", "dv", "dw"
+    gradients = "dq", "dk", "dv", "dw"
     repeated_part = RepeatedFeatures
 
     def why_gathers(self, problem: Problem) -> str | None:
@@ -64,27 +66,23 @@ class ElementwiseKernels(KernelFamily):
 
     def why_streamed(self, problem: Problem, needs: tuple[bool, ...]) -> str | None:
         known = 3 + len(problem.similarity.tensors())
-        if any(needs[known : 3 + len(problem.score_tensors)]):
-            return "a tensor of a modifier asks for its gradient"
-        return why_no_program_of_features(problem, needs[3:known])
+        return why_no_program_of_features(problem, needs[3:known]) or why_not_learned(problem, needs)
 
     def backward(
         self, problem: Problem, args: KernelArgs, saved: KernelResults, cotangents: Result, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
-        tensors, inputs = problem.tensors(), problem.similarity.tensors()
-        known = 3 + len(inputs)
-        program = program_of_features(problem, needs[3:known])
-        struct = partial(_arguments, problem, program)
+        of_inputs = needs[3 : 3 + len(problem.similarity.tensors())]
+        program = program_of_features(problem, of_inputs)
         shape = len(program.operands), problem.frame.heads, problem.q.shape[-1]
-        *found, sums = additive_gradients(problem, args, saved, cotangents, struct, shape)
-        by_operand = {n: _total(sums[n], t) for n, t in program.learned.items()}
-        learned = iter(program.gradients(by_operand))
-        found += [next(learned).reshape(t.shape) if need else None for t, need in zip(inputs, needs[3:], strict=False)]
-        found += [None for _ in tensors[known:]]
-        if problem.sink is not None and needs[-1]:
-            found[-1] = gradient_of_sink(problem.sink, saved, cotangents)
-        given = zip(found, tensors, needs, strict=True)
-        return tuple(g.to(t.dtype) if need and g is not None else None for g, t, need in given)
+        struct = partial(_arguments, problem, program)
+
+        def find(args: KernelArgs, saved: KernelResults, cotangents: Result, wanted: set[str]) -> dict[str, Tensor]:
+            found, sums = additive_gradients(args, saved, cotangents, wanted, struct, shape)
+            learned = program.gradients({n: _total(sums[n], t) for n, t in program.learned.items()})
+            names = [learned_by_similarity(n) for n, need in enumerate(of_inputs) if need]
+            return found | dict(zip(names, learned, strict=True))
+
+        return backward(problem, args, saved, cotangents, needs, find)
 
     def pair_work(self, problem: Problem, args: KernelArgs) -> int:
         return _pair_work(problem, program_of_features(problem))

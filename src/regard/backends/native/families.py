@@ -56,7 +56,7 @@ class KernelFamily:
 
     whole            whether KernelArgs says all of a call, so that it can be a node of a graph
     backward_struct  what the backward reads: it begins with what the forward read
-    gradients        its members for the gradients of q, k and v, and of what is learned, if anything is
+    gradients        its members for the gradients of q, k and v, and of what the similarity learns, if it learns
     repeated_part    what makes the similarity's part of a struct anew for each call, of a problem; None where the first
                      call's serves others
     """

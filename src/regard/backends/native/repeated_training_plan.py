@@ -62,9 +62,9 @@ class RepeatedTrainingPlan(TrainingPlan):
         by_operand = again.empty()
         bind(struct, {f"d{name}": g for name, g in by_operand.items()})
         library().run(struct)
+        results = list(self._in_order(made, given, leaves))
         found = iter(again.of_tensors(by_operand))
-        of_leaves: list[Tensor | None] = [None for _ in leaves]
         for n, wanted in zip(self.modifiers.tensors, self.wanted, strict=True):
             if wanted:
-                of_leaves[n] = next(found).to(leaves[n].dtype)
-        return (*made, *of_leaves)
+                results[3 + n] = next(found).to(leaves[n].dtype)
+        return tuple(results)

@@ -17,7 +17,7 @@ from regard.backends.native.bind import bind
 from regard.backends.native.c_structs import Struct
 from regard.backends.native.call_template import members_of_entry
 from regard.backends.native.direct import direct
-from regard.backends.native.families import KernelFamily
+from regard.backends.native.families import Gradients, KernelFamily
 from regard.backends.native.ffi import failure, library
 from regard.backends.native.launch import call_of, natural_row_stats, run_backward
 from regard.backends.native.lowered_anew import LoweredAnew
@@ -113,8 +113,15 @@ class TrainingPlan(ForwardPlan):
         struct = self._struct_of_forward(forward, given, leaves)
         named = dict(zip(family.gradients, made, strict=True))
         run_backward(family.backward_struct, struct, {"dout": self._cotangent(g_out), **named}, axes)
-        found = family.own(made, given, None if gradients.learned is None else leaves[gradients.learned])
-        return tuple([None if n is None else found[n] for n in gradients.order])
+        return self._in_order(made, given, leaves)
+
+    def _in_order(
+        self, made: Gradients, given: Sequence[Tensor], leaves: Sequence[Tensor]
+    ) -> tuple[Tensor | None, ...]:
+        """The kernel's results, as gradients of q, k, v and each of the leaves."""
+        learned = self.gradients.learned
+        found = self.family.own(made, given, None if learned is None else leaves[learned])
+        return tuple([None if n is None else found[n] for n in self.gradients.order])
 
     def _empty_row_stats(self, call: PlanInputs) -> Tensor:
         shape = (*self.axes.batch, self.axes.heads, call.nq, 2)
