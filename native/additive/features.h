@@ -2,7 +2,8 @@
 // instructions, which is interpreted a feature at a time for a few keys and the block's queries. Python makes it from a
 // function that a person wrote: backends/native/programs/features.py.
 //
-// LOAD and LOAD_GRADIENT name what they read: 0 the query's feature, 1 the key's, 2 + n that of the n-th parameter.
+// LOAD and LOAD_GRADIENT name what they read: 0 the query's feature, 1 the key's, 2 + n that of the n-th parameter. The
+// number of RESULT, bits of a float, is what the result is multiplied by before it is added to the others.
 #pragma once
 #include "additive/prepared.h"
 #include "attention/few_rows.h"
@@ -50,17 +51,19 @@ struct FeatureProgram {
     return closed && results == 1 && derivatives == 1 ? REGARD_DONE : REGARD_BAD_ARGUMENT;
   }
 
+  // A slot holds more keys than where programs have many instructions for a pair: each is run for one feature.
+  static constexpr int64_t kSlotSize = 2 * Interpreter::kSlotSize;
   static constexpr int64_t kSlotsSize =
       (int64_t)(sizeof(Slots) / sizeof(float)) / 16 * 16 + 32;  // whole lines of the cache
   static int64_t scratch_size(const regard_additive& x) {
-    return used(x) ? kSlotsSize + (REGARD_SLOTS + 1) * Interpreter::kSlotSize : 0;
+    return used(x) ? kSlotsSize + (REGARD_SLOTS + 1) * kSlotSize : 0;
   }
 
   static constexpr int64_t kFeaturesOfPart = 8;  // long sums are sums of such sums, which round less
 
   // The slots of `vectors` at once, in `memory`, and the numbers in them, which no feature changes.
   static void place(const regard_additive& x, Slots& s, float* memory, int vectors) {
-    Interpreter::place_slots(s, memory, Interpreter::kSlotSize, vectors);
+    Interpreter::place_slots(s, memory, kSlotSize, vectors);
     for (const Instruction* i = begin_of(x); i < end_of(x); ++i)
       if (i->op == REGARD_DO_NUMBER) Interpreter::set_number(s, *i);
   }
@@ -100,12 +103,19 @@ struct FeatureProgram {
   template <int V, class Load, class Result, class ByOperand>
   REGARD_INLINE void interpret(const regard_additive& x, Slots& s, int64_t keys, bool with_derivatives,
                                const Load& load, const Result& result, const ByOperand& by_operand) {
+    vf factor = vf{};
+    const auto add = [&](int64_t n, int v, vf y) __attribute__((always_inline)) { result(n, v, y * factor); };
     for (const Instruction* i = begin_of(x);; ++i) {
       if (i->op == REGARD_DO_NUMBER) continue;
       if (i->op == REGARD_DO_LOAD) {
         load(*i);
       } else if (i->op == REGARD_DO_RESULT) {
-        if (!with_derivatives) return Interpreter::each_number<V>(s, i->a, keys, result);
+        if (with_derivatives) continue;
+        factor = (vf)splat_int(i->number);
+        return Interpreter::each_number<V>(s, i->a, keys, add);
+      } else if (!with_derivatives && writes(*i) && i[1].op == REGARD_DO_RESULT && i[1].a == i->to) {
+        factor = (vf)splat_int(i[1].number);
+        return Interpreter::compute<V>(x.call, s, *i, keys, add);
       } else if (i->op == REGARD_DO_LOAD_GRADIENT) {
         by_operand(*i);
       } else if (i->op == REGARD_DO_DERIVATIVE) {
@@ -118,14 +128,14 @@ struct FeatureProgram {
 
   // Keys whose numbers fit into a slot: more where the queries are few.
   template <int V>
-  static constexpr int64_t kKeysAtOnce = Interpreter::kSlotSize / (V * W);
+  static constexpr int64_t kKeysAtOnce = kSlotSize / (V * W);
 
   // The sums of a tile's keys, c[count] `key_row` apart, their features `key_col`, to scores [key][kQueries].
   template <int V>
   REGARD_NOINLINE void sum_tile(const regard_additive& x, const PreparedQueries& q, int64_t head, const float* c,
                                 int64_t key_row, int64_t key_col, int64_t count, float* scores) {
     Slots& s = place<V>(x, q.slots);
-    float* part = q.slots + scratch_size(x) - Interpreter::kSlotSize;  // [key][V · W] the sum of some features
+    float* part = q.slots + scratch_size(x) - kSlotSize;  // [key][V · W] the sum of some features
     for (int64_t j = 0, keys; j < count; j += keys) {
       keys = count - j < kKeysAtOnce<V> ? count - j : kKeysAtOnce<V>;
       float* row = scores + j * kQueries;

@@ -26,7 +26,7 @@ struct FeaturesFewRows {
   static const regard_call& call(const Given& x) { return x.call; }
   static int64_t size(const Given& x, int64_t rows) {
     const int64_t heads = x.call.heads / x.call.key_heads;
-    return width_of(x.call) * (rows + heads * x.parameter_count + 2 * W + 1) + REGARD_SLOTS * Interpreter::kSlotSize;
+    return width_of(x.call) * (rows + heads * x.parameter_count + 2 * W + 1) + REGARD_SLOTS * FeatureProgram::kSlotSize;
   }
   FeaturesFewRows(const Given& given, int64_t rows, float* at)
       : x(given), width(width_of(given.call)), queries(at), keys{given.call, width, nullptr} {

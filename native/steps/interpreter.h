@@ -63,36 +63,34 @@ struct Interpreter : ProgramCode {
         to[n * V * W + i] = i < p.rows ? one_of(t, first + i * t.row + n * t.col) : 0.0f;
   }
 
-  template <int V, class F>
-  REGARD_INLINE void map1(const Slots& s, const Instruction& x, int64_t keys, const F& f) {
-    float* to = s.at[x.to];
+  // In these, put(key, vector, number) takes each result.
+  template <int V, class F, class Put>
+  REGARD_INLINE void map1(const Slots& s, const Instruction& x, int64_t keys, const F& f, const Put& put) {
     const float* a = s.at[x.a];
     const int64_t a_key = s.key[x.a], a_vector = s.vector[x.a];
-    for (int64_t n = 0; n < keys; ++n, to += V * W, a += a_key)
+    for (int64_t n = 0; n < keys; ++n, a += a_key)
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) store(to + v * W, f(load(a + v * a_vector)));
+      for (int v = 0; v < V; ++v) put(n, v, f(load(a + v * a_vector)));
   }
 
-  template <int V, class F>
-  REGARD_INLINE void map2(const Slots& s, const Instruction& x, int64_t keys, const F& f) {
-    float* to = s.at[x.to];
+  template <int V, class F, class Put>
+  REGARD_INLINE void map2(const Slots& s, const Instruction& x, int64_t keys, const F& f, const Put& put) {
     const float *a = s.at[x.a], *b = s.at[x.b];
     const int64_t a_key = s.key[x.a], a_vector = s.vector[x.a], b_key = s.key[x.b], b_vector = s.vector[x.b];
-    for (int64_t n = 0; n < keys; ++n, to += V * W, a += a_key, b += b_key)
+    for (int64_t n = 0; n < keys; ++n, a += a_key, b += b_key)
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) store(to + v * W, f(load(a + v * a_vector), load(b + v * b_vector)));
+      for (int v = 0; v < V; ++v) put(n, v, f(load(a + v * a_vector), load(b + v * b_vector)));
   }
 
-  template <int V>
-  REGARD_INLINE void choose(const Slots& s, const Instruction& x, int64_t keys) {
-    float* to = s.at[x.to];
+  template <int V, class Put>
+  REGARD_INLINE void choose(const Slots& s, const Instruction& x, int64_t keys, const Put& put) {
     const float *a = s.at[x.a], *b = s.at[x.b], *c = s.at[x.c];
     const int64_t a_key = s.key[x.a], a_vector = s.vector[x.a], b_key = s.key[x.b], b_vector = s.vector[x.b];
     const int64_t c_key = s.key[x.c], c_vector = s.vector[x.c];
-    for (int64_t n = 0; n < keys; ++n, to += V * W, a += a_key, b += b_key, c += c_key)
+    for (int64_t n = 0; n < keys; ++n, a += a_key, b += b_key, c += c_key)
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v)
-        store(to + v * W, select((vi)load(a + v * a_vector), load(b + v * b_vector), load(c + v * c_vector)));
+        put(n, v, select((vi)load(a + v * a_vector), load(b + v * b_vector), load(c + v * c_vector)));
   }
 
   // An element of a table for each index. Python proves that they lie inside; nothing else may be read either.
@@ -105,14 +103,23 @@ struct Interpreter : ProgramCode {
     return load(x);
   }
 
-  // Runs one instruction that computes.
+  // Runs one instruction that computes; its results go to its slot.
   template <int V>
   REGARD_INLINE void compute(const regard_call& c, const Slots& s, const Instruction& x, int64_t keys) {
+    float* to = s.at[x.to];
+    compute<V>(c, s, x, keys,
+               [to](int64_t n, int v, vf y) __attribute__((always_inline)) { store(to + (n * V + v) * W, y); });
+  }
+
+  // The same with results that put(key, vector, number) takes.
+  template <int V, class Put>
+  REGARD_INLINE void compute(const regard_call& c, const Slots& s, const Instruction& x, int64_t keys, const Put& put) {
 #define REGARD_MAP1(name, value) \
-  case REGARD_DO_##name: return map1<V>(s, x, keys, [&](vf a) __attribute__((always_inline)) { return (vf)(value); });
+  case REGARD_DO_##name:         \
+    return map1<V>(s, x, keys, [&](vf a) __attribute__((always_inline)) { return (vf)(value); }, put);
 #define REGARD_MAP2(name, value) \
   case REGARD_DO_##name:         \
-    return map2<V>(s, x, keys, [](vf a, vf b) __attribute__((always_inline)) { return (vf)(value); });
+    return map2<V>(s, x, keys, [](vf a, vf b) __attribute__((always_inline)) { return (vf)(value); }, put);
     switch (x.op) {
       REGARD_MAP2(ADD, a + b)
       REGARD_MAP2(SUB, a - b)
@@ -126,6 +133,7 @@ struct Interpreter : ProgramCode {
       REGARD_MAP2(REMAINDER, remainder_of(a, b))
       REGARD_MAP1(NEG, (vi)a ^ splat_int((int32_t)0x80000000))
       REGARD_MAP1(ABS, absolute(a))
+      REGARD_MAP2(ABS_SUB, absolute(a - b))
       REGARD_MAP1(SIGN, sign(a))
       REGARD_MAP1(FLOOR, each_lane(a, [](float y) { return __builtin_floorf(y); }))
       REGARD_MAP1(CEIL, each_lane(a, [](float y) { return __builtin_ceilf(y); }))
@@ -161,7 +169,7 @@ struct Interpreter : ProgramCode {
       REGARD_MAP1(BOOL_TO_FLOAT, select((vi)a, splat(1.0f), vf{}))
       REGARD_MAP1(BOOL_TO_INT, (vi)a & splat_int(1))
       REGARD_MAP1(GATHER, gathered(operand(c, x.number), a))
-      case REGARD_DO_WHERE: return choose<V>(s, x, keys);
+      case REGARD_DO_WHERE: return choose<V>(s, x, keys, put);
       default: return;  // those that read operands, which load() runs
     }
 #undef REGARD_MAP1

@@ -161,7 +161,7 @@ void feature_program(Call& x) {
     }
   };
   compute_some();
-  p.add(REGARD_DO_RESULT, 0, p.any(), 0, 0, 0);
+  p.add(REGARD_DO_RESULT, 0, p.any(), 0, 0, (int32_t)x.r.next());
   compute_some();
   for (int32_t which = 0; which < 2 + to.parameter_count; ++which)
     if (x.r.chance(2)) p.add(REGARD_DO_LOAD_GRADIENT, 0, p.any(), 0, 0, which);

@@ -16,6 +16,8 @@ from needed import needs_kernels
 from regard import testing
 from regard.backends.base import Backend
 from regard.backends.native.programs import structure
+from regard.backends.native.programs.features import program_of_features
+from regard.backends.native.programs.operations import OPERATIONS
 
 pytestmark = needs_kernels
 
@@ -57,9 +59,35 @@ SCORES: dict[str, Drawn] = {
     "gat": lambda heads: rg.Elementwise(gat, (randn(heads, WIDTH),)),
     "gated": lambda heads: rg.Elementwise(gated, (randn(1, WIDTH), randn(heads, 1))),
     "clipped": lambda heads: rg.Elementwise(clipped),
+    "distance": lambda heads: rg.Elementwise(lambda q, k: -(q - k).abs() / 8),
+    "distance read twice": lambda heads: rg.Elementwise(lambda q, k: (q - k).abs() * (k - q) / 9),
+    "two factors": lambda heads: rg.Elementwise(lambda q, k: -0.3 * (-0.7 * torch.tanh(q * k))),
+    "three times the key": lambda heads: rg.Elementwise(lambda q, k: 3 * k),
     "of queries alone": lambda heads: rg.Elementwise(lambda q, k, w: (q * w).sin(), (randn(WIDTH),)),
     "of keys alone": lambda heads: rg.Elementwise(lambda q, k, w: (k * w / 4).exp() / 9, (randn(WIDTH),)),
 }
+
+
+def operations(score: rg.Elementwise) -> list[str]:
+    """Those of the program of a forward."""
+    at = testing.frame(nq=5, nk=7, batch=(1,), heads=2)
+    rows = program_of_features(testing.draw(at, dk=WIDTH, score=score).leaves(torch.float32).problem).rows
+    return [OPERATIONS[op] for op in rows[:, 0].tolist()][:-1]
+
+
+@pytest.mark.parametrize(
+    ("function", "computed"),
+    [
+        (lambda q, k: -(q - k).abs() / 8, ["ABS_SUB"]),
+        (lambda q, k: (q - k).abs() * (q - k), ["SUB", "ABS", "MUL"]),
+        (lambda q, k: 0.3 * -(2.0 * q * k), ["MUL", "MUL"]),
+        (lambda q, k: (q * k) / 3, ["MUL", "DIV"]),
+    ],
+)
+def test_factors_of_terms_and_distances_are_no_instructions(function: Any, computed: list[str]) -> None:
+    """But a second factor is one, and division by what is no power of two: its rounding is its own."""
+    found = operations(rg.Elementwise(function))
+    assert [op for op in found if op not in ("LOAD", "NUMBER", "RESULT", "LOAD_GRADIENT")][: len(computed)] == computed
 
 
 def why_not(case: testing.Case) -> str | None:

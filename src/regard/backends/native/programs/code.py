@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -106,11 +107,7 @@ class Code:
         return self._simpler(op, args) or self.add(Instruction(op, args, 0, kind))
 
     def number(self, x: float) -> int:
-        try:
-            bits = struct.unpack("=i", struct.pack("=f", x))[0]
-        except OverflowError:
-            bits = struct.unpack("=i", struct.pack("=f", math.copysign(math.inf, x)))[0]
-        return self.add(Instruction("NUMBER", (), bits, "float", ""))
+        return self.add(Instruction("NUMBER", (), bits_of(x), "float", ""))
 
     def whole(self, x: int) -> int:
         if abs(x) > MOST_INT:
@@ -120,8 +117,12 @@ class Code:
     def truth(self, x: bool) -> int:
         return self.add(Instruction("NUMBER", (), -int(x), "bool", ""))
 
+    def is_float(self, value: int) -> bool:
+        """Whether it is a NUMBER of kind float."""
+        return self.made[value].op == "NUMBER" and self.kind(value) == "float"
+
     def float_of(self, value: int) -> float:
-        """What a NUMBER is, of kind float."""
+        """What that is."""
         return struct.unpack("=f", struct.pack("=i", self.made[value].number))[0]
 
     def detached(self, value: int) -> int:
@@ -129,38 +130,44 @@ class Code:
         return self.do("AND", value, value) if self.kind(value) == "float" else value
 
     def _is(self, value: int, x: float) -> bool:
-        made = self.made[value]
-        return made.op == "NUMBER" and made.kind == "float" and self.float_of(value) == x
+        return self.is_float(value) and self.float_of(value) == x
 
     def _exact_inverse(self, value: int) -> float | None:
         """1 / x of a number that is a power of 2: what is multiplied by it is divided by x, to the last bit."""
-        if self.made[value].op != "NUMBER" or self.kind(value) != "float":
+        if not self.is_float(value):
             return None
         x = self.float_of(value)
         return 1 / x if abs(math.frexp(x)[0]) == 0.5 and 2.0**-126 <= abs(x) <= 2.0**126 else None
 
     def _simpler(self, op: str, args: tuple[int, ...]) -> int | None:
-        """A value that is the same for every number, NaN included: 1 · x, x / 1."""
+        """A value that is the same for every number, NaN included: 1 · x, x / 1; and -x of a number."""
+        if op == "NEG" and self.is_float(args[0]):
+            return self.number(-self.float_of(args[0]))
         if op == "MUL" and self._is(args[0], 1.0):
             return args[1] or None
         if op in ("MUL", "DIV") and self._is(args[1], 1.0):
             return args[0] or None
         return None
 
-    def rows(self, result: int, by_score: int | None, by_operand: Sequence[Derivative] = ()) -> list[list[int]]:
+    def rows(
+        self, result: int, by_score: int | None, by_operand: Sequence[Derivative] = (), factor: float = 0.0
+    ) -> list[list[int]]:
         """The program that computes a value and its derivatives, as rows of six numbers: see native/steps/program.h.
 
-        by_score: the value's derivative by the score; None: it does not depend on it.
+        by_score: the value's derivative by the score; None: it does not depend on it. factor: what the value is
+        multiplied by as a sum of such values is made.
         """
         by_score = self.number(0.0) if by_score is None else by_score
         first = self.needed([result])
+        inner = self._differences(first)
+        first = [n for n in first if n not in inner]
         then = [n for n in self.needed([by_score, *(x.value for x in by_operand)]) if n not in set(first)]
         # what an operand's derivative is read by comes as soon as that is there, and its slot is free again
         rest = [((n, 0), self._step(n)) for n in then]
         rest += [((x.value, 1), x.step) for x in by_operand]
         steps = [
-            *(self._step(n) for n in first if n),
-            Step("RESULT", (result,)),
+            *(self._step(n, inner) for n in first if n),
+            Step("RESULT", (result,), bits_of(factor)),
             *(step for _, step in sorted(rest, key=lambda one: one[0])),
             Step("DERIVATIVE", (by_score,)),
         ]
@@ -201,8 +208,17 @@ class Code:
                 found.add(n)
         return found
 
-    def _step(self, value: int) -> Step:
+    def _differences(self, values: list[int]) -> set[int]:
+        """Values a - b of which |a - b| alone is read among some: one instruction computes that."""
+        reads = Counter(a for n in values for a in self.made[n].args)
+        inner = {x.args[0] for n in values if (x := self.made[n]).op == "ABS" and reads[x.args[0]] == 1}
+        return {n for n in inner if self.made[n].op == "SUB"} - self._distances(values)
+
+    def _step(self, value: int, inner: Collection[int] = ()) -> Step:
+        """inner: the differences whose absolute values are computed at once."""
         x = self.made[value]
+        if x.op == "ABS" and x.args[0] in inner:
+            return Step("ABS_SUB", self.made[x.args[0]].args, 0, value)
         return Step(x.op, x.args, x.number, value)
 
     def needed(self, values: list[int]) -> list[int]:
@@ -240,3 +256,11 @@ class Code:
         if used > SLOTS:
             raise NotLowered(f"it holds {used} numbers of a pair at once; the kernels have room for {SLOTS}")
         return rows
+
+
+def bits_of(x: float) -> int:
+    """Those of a float, the nearest one to x, as an integer."""
+    try:
+        return struct.unpack("=i", struct.pack("=f", x))[0]
+    except OverflowError:
+        return struct.unpack("=i", struct.pack("=f", math.copysign(math.inf, x)))[0]

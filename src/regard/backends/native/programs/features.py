@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from regard.backends.native.programs.code import Derivative, Instruction, NotLowered
+from regard.backends.native.programs.code import Code, Derivative, Instruction, NotLowered
 from regard.backends.native.programs.graph import Graph, Node, NotTraced
 from regard.backends.native.programs.lower import Program, Rows, lower
 from regard.backends.native.programs.lowering import Lowering
@@ -104,10 +104,25 @@ def _rows(lowering: Lowering, result: int) -> Rows:
     reads = {**pair, **lowering.reads}
     found = derivatives(code, result, set(reads))
     by_operand = [Derivative(found[n], read, False) for n, read in reads.items() if n in found]
-    rows = [_renumbered(row) for row in code.rows(result, None, by_operand)]
+    term, factor = _without_factor(code, result)
+    rows = [_renumbered(row) for row in code.rows(term, None, by_operand, factor)]
     used = {one.read.number for one in by_operand}
     learned = {n: t for n, t in lowering.learned.items() if n in used}
     return torch.tensor(rows, dtype=torch.int32, device="cpu"), learned
+
+
+def _without_factor(code: Code, result: int) -> tuple[int, float]:
+    """A value and a number whose product the result is: the kernels multiply as they add, in one operation."""
+    value, factor = result, 1.0
+    while (x := code.made[value]).op in ("NEG", "MUL"):
+        if x.op == "NEG":
+            value, factor = x.args[0], -factor
+            continue
+        numbers = [a for a in x.args if code.is_float(a)]
+        if len(numbers) != 1 or abs(factor) != 1:
+            break
+        value, factor = x.args[x.args[0] == numbers[0]], factor * code.float_of(numbers[0])
+    return value, factor
 
 
 def _renumbered(row: list[int]) -> list[int]:
