@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 import torch
@@ -15,7 +15,7 @@ from fuzz.build import Unplanned
 from regard import testing
 from regard.backends.base import Backend
 from regard.backends.native.modifiers.table import STEPS
-from regard.core.region import Frame
+from regard.core.region import Frame, Region
 
 
 def frames(few: int) -> dict[str, Frame]:
@@ -26,6 +26,18 @@ def frames(few: int) -> dict[str, Frame]:
         "small": testing.frame(),
         "headless": testing.frame(nq=19, nk=23, batch=(5,), heads=1, headed=False),
     }
+
+
+@dataclass(frozen=True)
+class Placed(rg.Modifier):
+    """A number for each query, each key and each pair."""
+
+    by_query: Tensor
+    by_key: Tensor
+    by_pair: Tensor
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s * at.queries(self.by_query) + at.keys(self.by_key) * at.pairs(self.by_pair)
 
 
 def modifiers(at: Frame, width: int) -> dict[str, rg.Score]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import regard as rg
 from exact_checks import check_threads
-from kernel_checks import check, modifiers
+from kernel_checks import Placed, check, modifiers
 from needed import needs_kernels
 from regard import testing
 from regard.backends.native.kernel_families import family_of
@@ -44,18 +44,6 @@ class Table(rg.Modifier):
     def modify(self, s: Tensor, at: Region) -> Tensor:
         ahead = at.i - at.j
         return torch.tanh(s * at.heads(self.widths)) + self.table[at.h, ahead.clamp(-7, 7) + 7]
-
-
-@dataclass(frozen=True)
-class Placed(rg.Modifier):
-    """A number for each query, each key and each pair."""
-
-    by_query: Tensor
-    by_key: Tensor
-    by_pair: Tensor
-
-    def modify(self, s: Tensor, at: Region) -> Tensor:
-        return s * at.queries(self.by_query) + at.keys(self.by_key) * at.pairs(self.by_pair)
 
 
 def learned(at: Frame) -> dict[str, tuple[rg.Score, ...]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import regard as rg
 from fact_checks import hold, looked
-from kernel_checks import compare
+from kernel_checks import Placed, compare
 from needed import needs_kernels
 from regard import facts, testing
 from regard.backends.native.backward import why_not_backward
@@ -72,18 +72,6 @@ class Functions(rg.Modifier):
         a = s.sigmoid() + torch.erf(s) * s.cos() + (s * s + 1).sqrt() - (s.abs() + 0.5).log()
         b = torch.maximum(s, a).exp().clamp(max=9.0) + torch.remainder(s, 0.7) + s.sin().relu() + (s.abs() + 1) ** 1.5
         return 0.3 * a + 0.2 * b - torch.log1p(s.square()) + torch.expm1(-s.abs()) + (s > at.j / 100).float()
-
-
-@dataclass(frozen=True)
-class Placed(rg.Modifier):
-    """A number for each query, each key and each pair."""
-
-    by_query: Tensor
-    by_key: Tensor
-    by_pair: Tensor
-
-    def modify(self, s: Tensor, at: Region) -> Tensor:
-        return s * at.queries(self.by_query) + at.keys(self.by_key) * at.pairs(self.by_pair)
 
 
 def modifiers(at: Frame) -> dict[str, rg.Score]:
