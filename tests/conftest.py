@@ -84,8 +84,10 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     told = getattr(option, "numprocesses", 0) is not None or option.dist != "no"
     if named or watched or told or hasattr(config, "workerinput"):
         return
-    option.numprocesses, option.maxprocesses = "auto", option.maxprocesses or MOST_PROCESSES
-    option.dist = "worksteal"
+    # pytest-xdist's own "auto" counts two threads of a core as one where psutil is installed
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores > 1:
+        option.numprocesses, option.dist = min(cores, option.maxprocesses or MOST_PROCESSES), "worksteal"
 
 
 LEFT_OUT = pytest.StashKey[Sequence[object]]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections import Counter
 from itertools import combinations, product
 from pathlib import Path
@@ -17,6 +18,8 @@ from regard import testing
 from regard.backends.native.ffi import runnable
 
 TESTS = Path(__file__).parents[1]
+# pytest's options where none is given.
+USUAL = {"numprocesses": None, "maxprocesses": None, "dist": "no", "usepdb": False, "trace": False, "capture": "fd"}
 
 
 def collected(request: pytest.FixtureRequest, file: str) -> list[pytest.Item]:
@@ -136,7 +139,8 @@ def test_the_best_instruction_set_and_one_half_dtype(file: str, request: pytest.
 @pytest.mark.parametrize(
     ("given", "processes"),
     [
-        ({}, "auto"),
+        ({}, 4),
+        ({"maxprocesses": 3}, 3),
         ({"numprocesses": 3}, 3),
         ({"numprocesses": 0}, 0),
         ({"dist": "loadfile"}, None),
@@ -149,12 +153,12 @@ def test_the_best_instruction_set_and_one_half_dtype(file: str, request: pytest.
     ids=str,
 )
 def test_a_run_that_names_no_file_takes_each_core(
-    given: dict[str, object], processes: object, request: pytest.FixtureRequest
+    given: dict[str, object], processes: object, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = {"numprocesses": None, "maxprocesses": None, "dist": "no", "usepdb": False, "trace": False, "capture": "fd"}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 5}, raising=False)
     source = pytest.Config.ArgsSource
     config = SimpleNamespace(
-        option=SimpleNamespace(**(usual | given)),
+        option=SimpleNamespace(**(USUAL | given)),
         args_source=source.ARGS if "names a file" in given else source.TESTPATHS,
     )
     if "is a worker" in given:
@@ -162,4 +166,11 @@ def test_a_run_that_names_no_file_takes_each_core(
     conftest = request.config.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
     conftest.pytest_cmdline_main(config)
     assert config.option.numprocesses == processes
-    assert (config.option.dist == "worksteal") == (processes == "auto")
+    assert (config.option.dist == "worksteal") == (given.keys() <= {"maxprocesses"})
+
+
+def test_one_core_has_one_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3}, raising=False)
+    config = SimpleNamespace(option=SimpleNamespace(**USUAL), args_source=pytest.Config.ArgsSource.TESTPATHS)
+    request.config.pluginmanager.get_plugin(str(TESTS / "conftest.py")).pytest_cmdline_main(config)
+    assert config.option.numprocesses is None and config.option.dist == "no"
