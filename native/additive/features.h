@@ -51,7 +51,7 @@ struct FeatureProgram {
     return closed && results == 1 && derivatives == 1 ? REGARD_DONE : REGARD_BAD_ARGUMENT;
   }
 
-  // A slot holds more keys than where programs have many instructions for a pair: each is run for one feature.
+  // For more keys at a time than where a program runs once for a pair: here it runs once for each feature.
   static constexpr int64_t kSlotSize = 2 * Interpreter::kSlotSize;
   static constexpr int64_t kSlotsSize =
       (int64_t)(sizeof(Slots) / sizeof(float)) / 16 * 16 + 32;  // whole lines of the cache
