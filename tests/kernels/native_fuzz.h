@@ -336,6 +336,7 @@ struct Case : RandomMemory {
     x.dk = tensor(kF32, c.key_heads, c.nk, c.dk, false);
     x.dv = tensor(kF32, c.key_heads, c.nk, c.dv, false);
     x.dw = (float*)make(kF32, (w.code ? w.parameter_count : 1) * c.heads * c.dk);
+    if (exact) return;  // over far distances they are sums that cancel, of which two instruction sets have other digits
     gradients_of_modifiers();
     memcpy(&x.dtemperatures, &g.dtemperatures, sizeof g - offsetof(regard_gradients, dtemperatures));
   }
