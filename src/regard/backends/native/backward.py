@@ -63,7 +63,7 @@ def backward(
     program = ProgramGradients.of(problem, of_modifiers) if any(of_modifiers) else None
     if program is not None:
         args, operands = args.with_operands(**program.operands), operands | program.names.keys()
-    found = operand_gradients(args, saved, cotangents, operands, find or _of_dots)
+    found = operand_gradients(args, saved, cotangents, operands, find)
     of_program = iter(() if program is None else program.of_tensors(found))
 
     def gradient(kind: str, t: Tensor) -> Tensor | None:

@@ -122,7 +122,7 @@ class Code:
         return self.made[value].op == "NUMBER" and self.kind(value) == "float"
 
     def float_of(self, value: int) -> float:
-        """What that is."""
+        """The number that such a value is."""
         return struct.unpack("=f", struct.pack("=i", self.made[value].number))[0]
 
     def detached(self, value: int) -> int:
