@@ -1,16 +1,8 @@
 # Builds the kernels. Where that fails it says why in OUTPUT/why_not.txt, which backends/native/ffi.py reads, and succeeds: an installation
-# without kernels works. SOURCE: this folder; BINARY: where to build; OPTIONS: of the configuration; SYSTEM: what the
-# kernels are to run on.
+# without kernels works. SOURCE: this folder; BINARY: where to build; OPTIONS: of the configuration.
 cmake_minimum_required(VERSION 3.20)
-file(GLOB old "${OUTPUT}/*regard_*.so")
+file(GLOB old "${OUTPUT}/*regard_*.so" "${OUTPUT}/*regard_*.dll")
 file(REMOVE "${OUTPUT}/why_not.txt" "${OUTPUT}/build.log")
-
-if(SYSTEM STREQUAL "Windows")
-  set(why "there are no native kernels for Windows yet, with any compiler; regard runs on its Tiled backend there")
-  file(WRITE "${OUTPUT}/why_not.txt" "${why}\n")
-  message(WARNING "regard is installed without its native kernels: ${why}")
-  return()
-endif()
 
 execute_process(COMMAND "${CMAKE_COMMAND}" ${OPTIONS} "-DOUTPUT=${OUTPUT}" -S "${SOURCE}" -B "${BINARY}"
   RESULT_VARIABLE failed OUTPUT_VARIABLE log ERROR_VARIABLE log ECHO_OUTPUT_VARIABLE ECHO_ERROR_VARIABLE)

@@ -45,11 +45,14 @@ def _no_test_forks() -> None:
 
 
 # Raised and then told as an error of the test: warnings are errors, and what a hook raises pytest reports.
-os.register_at_fork(before=_no_test_forks)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(before=_no_test_forks)
 
 
 def keep_freed_memory() -> None:
     """What tests free stays with the process: large tensors from the system took 16 of 49 s of test_programs.py."""
+    if sys.platform != "linux":
+        return
     libc, mmap_threshold, trim_threshold = ctypes.CDLL(None), -3, -1
     if hasattr(libc, "mallopt"):  # of glibc
         libc.mallopt(mmap_threshold, 1 << 30)

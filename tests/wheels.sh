@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # wheels.sh WHEEL FOLDER: checks what a release publishes, as far as one x86-64 Linux machine can. WHEEL, built on it, and
 # the one for aarch64, cross-compiled here, become wheels for glibc 2.28 in FOLDER (auditwheel fails where a library or a
-# symbol is newer), each below 8 MB, as is the source distribution. The first is installed where no compiler and no cmake
-# is: its kernels run, and so does the demo. Needs aarch64-linux-gnu-g++, and an environment with the packages of regard's
-# release extra ($PYTHON, python3). $AARCH64_WHEEL: one that is there already.
+# symbol is newer), beside the one for Windows, which windows_wheel.sh makes; each below 8 MB, as is the source distribution.
+# The first is installed where no compiler and no cmake is: its kernels run, and so does the demo. Needs aarch64-linux-gnu-g++,
+# what windows_wheel.sh needs, and an environment with the packages of regard's release extra ($PYTHON, python3).
+# $AARCH64_WHEEL: one that is there already.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONPATH PYTHONHOME
@@ -29,6 +30,8 @@ inside=$("$python" -m zipfile --list "$folder"/*_aarch64.whl)
 for isa in base neon neonbf16 sve256; do
   [[ $inside = *libregard_$isa.so* ]] || { echo "the wheel for aarch64 has no kernels of $isa"; exit 1; }
 done
+
+PYTHON=$python tests/windows_wheel.sh "$folder"
 
 "$python" -m build --sdist --outdir "$folder" >/dev/null
 

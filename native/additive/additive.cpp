@@ -2,10 +2,9 @@
 #include "additive/backward.h"
 #include "additive/few_rows_backward.h"
 #include "attention/interval_rule.h"
+#include "core/api.h"
 
 using namespace regard;
-
-#define REGARD_API extern "C" __attribute__((visibility("default")))
 
 namespace {
 

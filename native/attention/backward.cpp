@@ -4,6 +4,8 @@
 #include "attention/backward_parts.h"
 #include "attention/backward_rows.h"
 #include "attention/backward_tiles.h"
+#include "core/api.h"
+#include "core/memory.h"
 
 using namespace regard;
 
@@ -148,7 +150,8 @@ void* reserve(BackwardCall& w) {
     if (pass) {
       __builtin_memset(base, 0, sizeof(float) * (size_t)zeroed);
     } else {
-      if (posix_memalign(&memory, 64, (size_t)used * sizeof(float) + 64)) return nullptr;
+      memory = take_aligned((size_t)used * sizeof(float) + 64);
+      if (!memory) return nullptr;
       base = (float*)memory;
     }
   }
@@ -204,13 +207,12 @@ int32_t backward(const regard_gradients& g, regard_parallel parallel) {
   if (!failed && w.dq) failed = run(w, join_queries, w.elements * c.heads * w.blocks, parallel);
   if (!failed && (w.dk || w.dv)) failed = run(w, join_keys, w.elements * c.key_heads * w.tiles, parallel);
   if (!failed) Modifiers::join_grads(g, w.sums, w.key_parts * w.query_parts * w.elements);
-  free(memory);
+  free_aligned(memory);
   return failed;
 }
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int32_t regard_backward(const regard_gradients* given,
-                                                                          regard_parallel parallel) {
+REGARD_API int32_t regard_backward(const regard_gradients* given, regard_parallel parallel) {
   return with_intervals(*given, [parallel](const regard_gradients& g) { return backward(g, parallel); });
 }

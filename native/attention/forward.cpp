@@ -5,6 +5,7 @@
 #include "attention/ragged.h"
 #include "attention/shared_keys.h"
 #include "attention/tile_counts.h"
+#include "core/api.h"
 
 using namespace regard;
 
@@ -18,8 +19,6 @@ int32_t forward(const regard_call& c, regard_parallel parallel) {
 }
 
 }  // namespace
-
-#define REGARD_API extern "C" __attribute__((visibility("default")))
 
 REGARD_API int64_t regard_queries() { return kQueries; }
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "attention/check_call.h"
+#include "core/memory.h"
 
 namespace regard {
 
@@ -106,11 +107,11 @@ template <class Run>
 static int32_t with_summaries(regard_call& c, const Run& run) {
   if (!TileMasks::summarise(c)) return run();
   if (const int32_t wrong = TileMasks::check(c)) return wrong;
-  void* memory = nullptr;
-  if (posix_memalign(&memory, 64, (size_t)TileMasks::summary_size(c))) return REGARD_NO_MEMORY;
+  void* const memory = take_aligned((size_t)TileMasks::summary_size(c));
+  if (!memory) return REGARD_NO_MEMORY;
   TileMasks::summarise(c, (char*)memory);
   const int32_t failed = run();
-  free(memory);
+  free_aligned(memory);
   return failed;
 }
 

@@ -1,6 +1,7 @@
 // New keys and values, copied to the pages of their sequences.
 #include <stddef.h>
 
+#include "core/api.h"
 #include "core/check.h"
 
 using namespace regard;
@@ -64,8 +65,7 @@ struct PageWriter {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int32_t regard_write_pages(const regard_page_write* write,
-                                                                             regard_parallel) {
+REGARD_API int32_t regard_write_pages(const regard_page_write* write, regard_parallel) {
   const PageWriter writer{*write};
   if (!writer.right()) return REGARD_BAD_PAGE;
   writer.copy(write->k, write->k_pages, write->dk);

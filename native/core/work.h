@@ -1,25 +1,19 @@
 // Items of work: threads take them from an atomic counter, each with scratch of its own.
 #pragma once
-#include <stdlib.h>
-#include <sys/mman.h>
-
+#include "core/memory.h"
 #include "core/place.h"
 
 namespace regard {
 
-// The memory of one thread while it works; `at` is null if there is not enough. Large memory is mapped by itself: in
-// malloc's heap it would lie next to the caller's tensors, and freeing it would leave a hole.
+// The memory of one thread while it works; `at` is null if there is not enough.
 struct Workspace {
   size_t size;
-  void* at = nullptr;
+  void* const at;
 
-  explicit Workspace(size_t bytes) : size(bytes) {
-    if (large()) at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (large() ? at == MAP_FAILED : posix_memalign(&at, 64, size)) at = nullptr;
-  }
+  explicit Workspace(size_t bytes) : size(bytes), at(large() ? map_memory(size) : take_aligned(size)) {}
   ~Workspace() {
-    if (!large()) free(at);
-    else if (at) munmap(at, size);
+    if (!large()) free_aligned(at);
+    else if (at) unmap_memory(at, size);
   }
   Workspace(const Workspace&) = delete;
   bool large() const { return size >= 1 << 20; }

@@ -1,6 +1,7 @@
 // The entry point of facts. An item is some blocks of queries of one head. It has its own sums for keys and cells, and
 // the sums of the items are added in order, so that no result depends on the number of threads.
 #include "attention/interval_rule.h"
+#include "core/api.h"
 #include "facts/facts.h"
 
 using namespace regard;
@@ -180,7 +181,6 @@ int32_t compute_facts(const regard_fact_args& a, regard_parallel parallel) {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int32_t regard_facts(const regard_fact_args* given,
-                                                                       regard_parallel parallel) {
+REGARD_API int32_t regard_facts(const regard_fact_args* given, regard_parallel parallel) {
   return with_intervals(*given, [parallel](const regard_fact_args& a) { return compute_facts(a, parallel); });
 }

@@ -3,6 +3,7 @@
 // Python keeps plans (src/regard/runtime/plan_cache.py); `bind` makes the struct of a call from a plan's. `remember`
 // lets `attend` find a plan by itself, where nothing changes from call to call but the tensors, the lengths and the
 // positions; whatever it does not know it leaves to Python, with the answer None.
+#include "core/api.h"
 #include "python/append.h"
 #include "python/bind.h"
 #include "python/known.h"
@@ -127,7 +128,8 @@ PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   CallObjects given{arguments + 3, arguments[8] != kNone};
   if (!given.read()) return leave_to_python();
   Leaves leaves{given.tensors.nq, given.tensors.nk}, all{given.tensors.nq, given.tensors.nk};
-  if (strlen(isa_named()) >= sizeof(Known::isa) || find(given, leaves)) return leave_to_python();
+  char isa[sizeof(Known::isa)];
+  if (!read_isa(isa) || find(given, leaves)) return leave_to_python();
   PyObject* parts[3] = {given.score, given.mask, given.sink};
   for (int n = 0; n < 3; ++n) {
     const int before = all.count;
@@ -151,7 +153,7 @@ PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
             {}};
   for (int n = 0; n < 2; ++n)
     if (parts[n]) Py_IncRef(parts[n]);
-  strncpy(one.isa, isa_named(), sizeof(one.isa) - 1);  // the rest is 0
+  memcpy(one.isa, isa, sizeof isa);
   one.q.take(given.tensors.x[0]);
   one.k.take(given.tensors.x[1]);
   one.v.take(given.tensors.x[2]);
@@ -191,7 +193,7 @@ PyMethodDef methods[] = {{"attend", settled<attend>, METH_FASTCALL, nullptr},
 }  // namespace
 
 // The functions above, from what they use of Python's, in the order of Names.
-extern "C" __attribute__((visibility("default"))) PyObject* regard_start(PyObject* given) {
+REGARD_API PyObject* regard_start(PyObject* given) {
   PyObject** const to[] = {
       &py.tensor,          &py.parameter,  &py.positions,        &py.paged,        &py.int8_rows,
       &py.is_neg,          &py.empty_like, &py.empty_float_like, &py.new_empty,    &py.get_num_threads,
@@ -225,4 +227,4 @@ extern "C" __attribute__((visibility("default"))) PyObject* regard_start(PyObjec
   return made;
 }
 
-extern "C" __attribute__((visibility("default"))) uint64_t regard_abi() { return REGARD_ABI; }
+REGARD_API uint64_t regard_abi() { return REGARD_ABI; }

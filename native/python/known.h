@@ -6,6 +6,11 @@
 #include "python/call_tensors.h"
 #include "python/outlines.h"
 
+#if defined(_WIN32)
+extern "C" __declspec(dllimport) unsigned long __stdcall GetEnvironmentVariableA(const char* name, char* to,
+                                                                                 unsigned long size);
+#endif
+
 namespace regard {
 
 // Shape but for the number of rows, and dtype; of pages, how many rows each has, but not how many there are.
@@ -43,9 +48,17 @@ struct Known {
 static Known known[kMost];  // the oldest makes room for a new one
 static int remembered;      // since forget()
 
-static const char* isa_named() {
+// What REGARD_ISA says, or nothing; false where that is too long.
+static bool read_isa(char (&to)[sizeof(Known::isa)]) {
+  memset(to, 0, sizeof to);
+#if defined(_WIN32)
+  // not getenv: each C library of a process keeps a copy of its own
+  return GetEnvironmentVariableA("REGARD_ISA", to, sizeof to) < sizeof to;
+#else
   const char* const name = getenv("REGARD_ISA");
-  return name ? name : "";
+  if (name && strlen(name) < sizeof to) strcpy(to, name);
+  return !name || strlen(name) < sizeof to;
+#endif
 }
 
 // Puts a plan, or none, in the place of another. What ends with that may call Python, and Python attend(): so it ends
@@ -85,7 +98,8 @@ struct CallObjects {
 
 // The plan for a call; the tensors of its score, mask and sink go to `leaves`.
 static const Known* find(const CallObjects& given, Leaves& leaves) {
-  const char* const isa = isa_named();
+  char isa[sizeof(Known::isa)];
+  if (!read_isa(isa)) return nullptr;
   const CallTensors& t = given.tensors;
   const uint32_t needs = given.recorded ? needs_of(given.objects, 3) : 0;
   for (int n = 0; n < kMost && known[n].plan; ++n) {

@@ -17,6 +17,9 @@ struct PyMethodDef {
 };
 constexpr int METH_FASTCALL = 0x80;
 
+#if defined(_WIN32)
+__declspec(dllimport)  // data of another library: functions need no such word
+#endif
 extern PyObject _Py_NoneStruct;  // NOLINT(bugprone-reserved-identifier): Python's name
 
 void Py_IncRef(PyObject*);

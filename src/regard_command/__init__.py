@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard_command.encoding import DEFAULT, named
+from regard_command.encoding import DEFAULT, named, print_any_text
 from regard_command.labels import parse_head
 from regard_command.options import check_options, check_values
 from regard_command.paths import check_paths
@@ -22,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Without a command, it prints its help. Interrupted (Ctrl-C), the status is 130; where nobody reads the output any
     more (a pipe to head), 141.
     """
+    print_any_text()
     top = parser()
     check_options(top, sys.argv[1:] if arguments is None else arguments)
     options, rest = top.parse_known_args(arguments)

@@ -1,13 +1,27 @@
-"""Bytes as text: in UTF-8, or in the encoding that was named, and never with letters left out."""
+"""Bytes as text: in UTF-8, or in the encoding that was named, and never with letters left out; and text as bytes."""
 
 from __future__ import annotations
 
 import codecs
+import io
 import os
 import sys
 from pathlib import Path
 
 DEFAULT = "utf-8-sig"  # UTF-8, with or without the mark that some editors write first
+
+
+def print_any_text() -> None:
+    """Lets standard output and error take every letter, where their encoding has not all (Windows: its code page).
+
+    What goes to a file or a pipe is then UTF-8; a terminal shows "?" for what it has no letter for.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            if stream.isatty():
+                stream.reconfigure(errors="replace")
+            else:
+                stream.reconfigure(encoding="utf-8")
 
 
 def decoded(name: str, content: bytes, encoding: str = DEFAULT) -> str:

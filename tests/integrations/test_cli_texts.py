@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -67,6 +70,14 @@ def test_the_encoding_that_is_named_is_read() -> None:
         assert tokens("some.txt", "--encoding", encoding) == expected
     Path("some.txt").write_text(WORDS, encoding="utf-8-sig")  # its mark is no part of the text
     assert tokens("some.txt") == expected
+
+
+def test_a_code_page_without_the_letters_of_a_report_does_not_matter() -> None:
+    """Windows opens files and pipes in such a page: what a command prints to them is UTF-8."""
+    words = [sys.executable, "-m", "regard_command", "look", "-t", "She sells sea shells."]
+    ran = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "cp1252"})
+    assert ran.returncode == 0, ran.stderr.decode()
+    assert "▁" in ran.stdout.decode("utf-8")
 
 
 def test_an_encoding_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,9 @@
 // by that rounding in every buffer; "without bfloat16": those in other dtypes are compared.
 #include "native_fuzz.h"
 
-#include <dlfcn.h>
 #include <math.h>
+
+#include "shared_object.h"
 
 namespace {
 
@@ -18,7 +19,7 @@ void* object;                            // whose entry points are called
 
 template <class Result, class... Given>
 Result call(const char* name, Given... given) {
-  return ((Result (*)(Given...))dlsym(object, name))(given...);
+  return ((Result (*)(Given...))offered(object, name))(given...);
 }
 
 }  // namespace
@@ -90,8 +91,8 @@ int main(int count, char** words) {
   void* objects[2];
   int64_t queries[2];
   for (int n = 0; n < 2; ++n) {
-    if (!(objects[n] = object = dlopen(words[1 + n], RTLD_NOW | RTLD_LOCAL))) {
-      printf("%s\n", dlerror());
+    if (!(objects[n] = object = open_object(words[1 + n]))) {
+      printf("%s cannot be loaded\n", words[1 + n]);
       return 2;
     }
     queries[n] = regard_queries();

@@ -25,6 +25,7 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_is_answered_and_the_next_call_is_right() -> None:
     x = torch.randn(1, 2, 3000, 16)

@@ -5,11 +5,13 @@ On every processor; what is tested is the best instruction set that it has.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -56,6 +58,7 @@ def test_threads_that_never_computed_before() -> None:
     assert all(same(result, expected) for result in results)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_signals_in_the_middle() -> None:
     """The system interrupts a kernel; the handler, in Python, runs after it and computes attention itself."""
     tensors = drawn()
@@ -81,6 +84,7 @@ def test_signals_in_the_middle() -> None:
     assert all(torch.equal(out, expected[0]) for out in seen)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="forks")
 def test_two_processes_at_once_and_a_fork_after_use() -> None:
     command = [sys.executable, "-c", CHILD]
     children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

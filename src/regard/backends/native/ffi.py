@@ -18,7 +18,8 @@ from regard.core.errors import ShapeError
 from regard.core.tracing import constant_in_graphs
 
 _FOLDER = Path(__file__).parent.parent / "kernels"
-_PYTHON_CALLS = _FOLDER / "regard_python.so"
+_ENDING = ".dll" if os.name == "nt" else ".so"
+_PYTHON_CALLS = _FOLDER / f"regard_python{_ENDING}"
 DTYPE_CODES = {
     torch.float32: abi.DTYPES["REGARD_F32"],
     torch.bfloat16: abi.DTYPES["REGARD_BF16"],
@@ -98,7 +99,7 @@ def failure(code: int) -> Exception:
 def parallel() -> ctypes.c_void_p | None:
     """torch's own parallel-for, so that no second pool of threads disturbs it; None (one thread) where it has none."""
     folder = Path(torch.__file__).parent / "lib"
-    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll"):
         if (folder / name).exists():
             symbol = getattr(ctypes.CDLL(str(folder / name)), "torch_parallel_for", None)
             return ctypes.cast(symbol, ctypes.c_void_p) if symbol is not None else None
@@ -107,7 +108,7 @@ def parallel() -> ctypes.c_void_p | None:
 
 def built() -> dict[str, Path]:
     """The shared objects that were installed, by instruction set."""
-    return {path.stem.removeprefix("libregard_"): path for path in sorted(_FOLDER.glob("libregard_*.so"))}
+    return {path.stem.removeprefix("libregard_"): path for path in sorted(_FOLDER.glob(f"libregard_*{_ENDING}"))}
 
 
 @constant_in_graphs
@@ -120,7 +121,7 @@ def why_not_built() -> str:
         )
     note, log = _FOLDER / "why_not.txt", _FOLDER / "build.log"
     if not note.exists():
-        missing = [name for name in ("libregard_base.so", _PYTHON_CALLS.name) if not (_FOLDER / name).exists()]
+        missing = [name for name in (f"libregard_base{_ENDING}", _PYTHON_CALLS.name) if not (_FOLDER / name).exists()]
         return f"there is no {' and no '.join(missing)} in {_FOLDER}"
     return note.read_text().strip() + (f"; see {log}" if log.exists() else "")
 

@@ -1,0 +1,55 @@
+// Memory of the system's that begins at a multiple of 64 bytes. Large memory is mapped by itself: in the heap it would
+// lie next to the caller's tensors, and freeing it would leave a hole.
+#pragma once
+#include <stdlib.h>
+#if defined(_WIN32)
+#include <malloc.h>
+// Declared here: <windows.h> defines macros by the names of functions, such as min and max.
+extern "C" __declspec(dllimport) void* __stdcall VirtualAlloc(void*, size_t, unsigned long kind, unsigned long access);
+extern "C" __declspec(dllimport) int __stdcall VirtualFree(void*, size_t, unsigned long kind);
+#else
+#include <sys/mman.h>
+#endif
+
+namespace regard {
+
+// Null if there is not enough.
+static inline void* take_aligned(size_t bytes) {
+#if defined(_WIN32)
+  return _aligned_malloc(bytes, 64);
+#else
+  void* at = nullptr;
+  return posix_memalign(&at, 64, bytes) ? nullptr : at;
+#endif
+}
+
+static inline void free_aligned(void* at) {
+#if defined(_WIN32)
+  _aligned_free(at);
+#else
+  free(at);
+#endif
+}
+
+// Null if there is not enough.
+static inline void* map_memory(size_t bytes) {
+#if defined(_WIN32)
+  constexpr unsigned long kReserveAndCommit = 0x3000, kReadWrite = 4;
+  return VirtualAlloc(nullptr, bytes, kReserveAndCommit, kReadWrite);
+#else
+  void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return at == MAP_FAILED ? nullptr : at;
+#endif
+}
+
+static inline void unmap_memory(void* at, size_t bytes) {
+#if defined(_WIN32)
+  (void)bytes;
+  constexpr unsigned long kRelease = 0x8000;
+  VirtualFree(at, 0, kRelease);
+#else
+  munmap(at, bytes);
+#endif
+}
+
+}  // namespace regard
