@@ -56,7 +56,7 @@ static bool read_isa(char (&to)[sizeof(Known::isa)]) {
   return GetEnvironmentVariableA("REGARD_ISA", to, sizeof to) < sizeof to;
 #else
   const char* const name = getenv("REGARD_ISA");
-  if (name && strlen(name) < sizeof to) strcpy(to, name);
+  if (name) strncpy(to, name, sizeof to - 1);
   return !name || strlen(name) < sizeof to;
 #endif
 }

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import zipfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from cross_compiled import ROOT, kernels, run
+
 COMPILER = shutil.which("aarch64-linux-gnu-g++")
 EMULATOR = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
 pytestmark = [
@@ -36,26 +35,11 @@ RUNS = {
 }
 
 
-def run(*words: str | Path) -> str:
-    """What a command prints; fails with it where the command does."""
-    ran = subprocess.run([str(word) for word in words], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout + ran.stderr
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the kernels: of a wheel for aarch64 (AARCH64_WHEEL), or built as an installation builds them."""
-    folder = tmp_path_factory.mktemp("aarch64")
-    if wheel := os.environ.get("AARCH64_WHEEL"):
-        with zipfile.ZipFile(wheel) as packed:
-            packed.extractall(folder)
-        folder = folder / "regard/backends/kernels"
-    else:
-        target = ("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={COMPILER}")
-        given = (f"-DOUTPUT={folder}", "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS=-Werror")
-        run("cmake", *target, *given, "-S", ROOT / "native", "-B", folder / "build")
-        run("cmake", "--build", folder / "build", "--parallel", "2")
+    target = ("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={COMPILER}")
+    folder = kernels(tmp_path_factory.mktemp("aarch64"), os.environ.get("AARCH64_WHEEL"), *target)
     made = {path.name for path in folder.glob("*.so")}
     assert made == {*(f"libregard_{isa}.so" for isa in RUNS[SVE256].split()), "regard_python.so"}
     return folder

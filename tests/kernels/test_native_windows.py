@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import zipfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from cross_compiled import ROOT, kernels, run
+
 # Clang 14 does not find Debian's MinGW-w64.
 COMPILER = os.environ.get("CLANG") or next(filter(shutil.which, [f"clang++-{n}" for n in range(30, 18, -1)]), "")
 TARGET = "x86_64-w64-mingw32"
@@ -27,27 +26,12 @@ pytestmark = [
 ENTRIES = ("forward", "backward", "additive_forward", "additive_backward", "facts")
 
 
-def run(*words: str | Path, **environment: str) -> str:
-    """What a command prints; fails with it where the command does."""
-    given = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
-    ran = subprocess.run([str(word) for word in words], env={**os.environ, **environment}, **given)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout + ran.stderr
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the kernels: of a wheel for Windows (WINDOWS_WHEEL), or built as an installation builds them."""
-    folder = tmp_path_factory.mktemp("windows")
-    if wheel := os.environ.get("WINDOWS_WHEEL"):
-        with zipfile.ZipFile(wheel) as packed:
-            packed.extractall(folder)
-        return folder / "regard/backends/kernels"
-    target = ("-DCMAKE_SYSTEM_NAME=Windows", "-DCMAKE_SYSTEM_PROCESSOR=x86_64", f"-DCMAKE_CXX_COMPILER={COMPILER}")
-    given = (f"-DCMAKE_CXX_COMPILER_TARGET={TARGET}", f"-DOUTPUT={folder}", "-DCMAKE_BUILD_TYPE=Release")
-    run("cmake", *target, *given, "-DCMAKE_CXX_FLAGS=-Werror", "-S", ROOT / "native", "-B", folder / "build")
-    run("cmake", "--build", folder / "build", "--parallel", "2")
-    return folder
+    system = ("-DCMAKE_SYSTEM_NAME=Windows", "-DCMAKE_SYSTEM_PROCESSOR=x86_64")
+    compiler = (f"-DCMAKE_CXX_COMPILER={COMPILER}", f"-DCMAKE_CXX_COMPILER_TARGET={TARGET}")
+    return kernels(tmp_path_factory.mktemp("windows"), os.environ.get("WINDOWS_WHEEL"), *system, *compiler)
 
 
 def compiled(folder: Path, source: str, *objects: Path) -> Path:
@@ -67,8 +51,8 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_what_the_objects_need_comes_with_windows_and_python(built: Path) -> None:
     names = {path.name for path in built.glob("*.dll")}
-    kernels = {f"libregard_{isa}.dll" for isa in ("base", "avx2", "avx512", "avx512bf16")}
-    assert names == kernels | {"regard_python.dll"}
+    sets = ("base", "avx2", "avx512", "avx512bf16")
+    assert names == {*(f"libregard_{isa}.dll" for isa in sets), "regard_python.dll"}
     for name in names:
         said = run(f"{TARGET}-objdump", "--private-headers", built / name)
         needed = {"KERNEL32.dll", "msvcrt.dll"} | ({"python3.dll"} if name == "regard_python.dll" else set())
