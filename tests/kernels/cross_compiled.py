@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 
 def run(*words: str | Path, **environment: str) -> str:
     """What a command prints; fails with it where the command does."""
-    given = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
-    ran = subprocess.run([str(word) for word in words], env={**os.environ, **environment}, **given)
+    given, surrounding = [str(word) for word in words], {**os.environ, **environment}
+    ran = subprocess.run(given, env=surrounding, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout + ran.stderr
 
