@@ -108,7 +108,7 @@ int main(int count, char** words) {
   double worst = 0;
   for (long long n = 0; n < calls; ++n) {
     Random first{(uint64_t)(seed * 1000003 + n)}, second = first;
-    Case a(first, (int)(n % 3), true), b(second, (int)(n % 3), true);
+    Case a(first, (int)(n % 3), Programs::kExact), b(second, (int)(n % 3), Programs::kExact);
     if (queries[0] != queries[1] && a.c.tiles.data) continue;
     if (others && a.c.dtype == REGARD_BF16) continue;
     if (pairs && (a.c.dtype != REGARD_BF16 || a.c.dk % 2)) continue;

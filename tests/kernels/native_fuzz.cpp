@@ -440,7 +440,7 @@ int main(int count, char** words) {
       printf("call %lld of seed %lld: forward_ragged\n", n, seed);
       return 1;
     }
-    Case one(random, (int)(n % 3), false);
+    Case one(random, (int)(n % 3), Programs::kAny);
     for (Entry entry : one.entries()) {
       int32_t code = one.run(entry, n % 2 ? in_turns : nullptr);
       if (code) {

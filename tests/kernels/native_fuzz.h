@@ -42,17 +42,16 @@ struct Case : RandomMemory {
   regard_fact_args f{};
   regard_call c{};
 
-  // exact: programs of scores, whose results may differ by any amount for a rounding, are left out, and those of masks
-  // are such that two instruction sets may not differ.
-  Case(Random& random, int kind, bool exact) : RandomMemory(random), additive(kind == 1), facts(kind == 2) {
+  // programs: of kExact, those of scores are left out, whose results may differ by any amount for a rounding.
+  Case(Random& random, int kind, Programs programs) : RandomMemory(random), additive(kind == 1), facts(kind == 2) {
     sizes();
     operands();
     if (!additive && !facts && r.chance(3)) pages();
     steps();
     hide();
-    if (r.chance(3)) mask_program(*this, exact);
-    if (!exact && r.chance(4)) score_program(*this);
-    if (additive) weights(exact);
+    if (r.chance(3)) mask_program(*this, programs);
+    if (programs != Programs::kExact && r.chance(4)) score_program(*this, programs);
+    if (additive) weights(programs == Programs::kExact);
     else if (facts) facts_of();
     else gradients();
   }

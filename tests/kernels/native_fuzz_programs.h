@@ -1,17 +1,24 @@
-// Random programs of scores and of masks: any instructions, on slots that hold anything; or exact ones, of which every
-// instruction set makes the same result: whole numbers and bits, in slots that were written.
+// Random programs of scores and of masks.
 #pragma once
 #include "random_memory.h"
 
 namespace {
 
+enum class Programs {
+  kAny,      // any instructions, on slots that hold anything
+  kWritten,  // any instructions, on slots that were written
+  kExact,    // of which every instruction set makes the same result: whole numbers and bits, in slots that were written
+};
+
 // One program while it is made, for a Case of native_fuzz.h.
 template <class Call>
 struct RandomProgram {
   Call& x;
-  bool mask, exact;
-  std::vector<int32_t> code;
-  std::vector<int32_t> gathers, loads;           // the operands of each
+  bool mask;
+  Programs programs;
+  bool exact = programs == Programs::kExact;
+  std::vector<int32_t> code{};
+  std::vector<int32_t> gathers{}, loads{};       // the operands of each
   int32_t slots = 1;                             // that are written; those of a mask begin at 1
   std::vector<int32_t> of_queries{}, of_keys{};  // those of `loads` that are positions
 
@@ -93,7 +100,8 @@ struct RandomProgram {
     int32_t divisor = 0;
     for (size_t n = 0; n < code.size(); n += 6)
       if (code[n] == REGARD_DO_NUMBER) divisor = code[n + 1];
-    // whatever another instruction would write to it goes elsewhere
+    // a slot for whatever another instruction would write to the divisor's
+    if (programs == Programs::kWritten) add(REGARD_DO_MAX, slots, any(), any(), 0, 0);
     slots += !exact;
     for (int64_t n = x.r.between(0, 12); n > 0; --n) compute(divisor);
   }
@@ -107,19 +115,19 @@ struct RandomProgram {
 };
 
 template <class Call>
-void mask_program(Call& x, bool exact) {
-  RandomProgram<Call> p{x, true, exact, {}, {}, {}};
+void mask_program(Call& x, Programs programs) {
+  RandomProgram<Call> p{x, true, programs};
   p.begin();
   p.compute_some();
-  const int32_t result = exact ? p.slots : p.any();
-  if (exact) p.add(REGARD_DO_INT_LT, result, p.any(), p.any(), 0, 0);
+  const int32_t result = p.exact ? p.slots : p.any();
+  if (p.exact) p.add(REGARD_DO_INT_LT, result, p.any(), p.any(), 0, 0);
   p.add(REGARD_DO_RESULT, 0, result, 0, 0, 0);
   x.c.mask_code = p.finished(x.c.mask_count);
 }
 
 // A program takes the place of all other steps.
 template <class Call>
-void score_program(Call& x) {
+void score_program(Call& x, Programs programs) {
   regard_call& c = x.c;
   c.cap = 0;
   c.cap_last = 0;
@@ -130,7 +138,7 @@ void score_program(Call& x) {
   c.q_cell = c.k_cell = nullptr;
   c.bias = {};
   c.dims = 0;
-  RandomProgram<Call> p{x, false, false, {}, {}, {}};
+  RandomProgram<Call> p{x, false, programs};
   p.begin();
   p.compute_some();
   p.add(REGARD_DO_RESULT, 0, p.any(), 0, 0, 0);
@@ -149,7 +157,7 @@ void feature_program(Call& x) {
   regard_additive& to = x.x.forward;
   to.parameter_count = x.r.between(0, 3);
   to.parameters = (float*)x.make(kF32, to.parameter_count * x.c.heads * x.c.dk);
-  RandomProgram<Call> p{x, true, false, {}, {}, {}};
+  RandomProgram<Call> p{x, true, Programs::kWritten};
   for (int64_t n = x.r.between(0, 2); n > 0; --n) p.add(REGARD_DO_NUMBER, p.slots++, 0, 0, 0, (int32_t)x.r.next());
   for (int32_t which = 0; which < 2 + to.parameter_count; ++which)
     if (which < 1 || !x.r.chance(4)) p.add(REGARD_DO_LOAD, p.slots++, 0, 0, 0, which);

@@ -45,8 +45,8 @@ struct PaddedOperands {
     if (r.chance(4)) c.allowed = tensor(kByte, c.heads, c.nq, c.nk, true);
     if (r.chance(4)) tiles();
     if (r.chance(4)) c.sink = tensor(kF32, c.heads, 1, 1, true);
-    if (r.chance(3)) mask_program(*this, false);
-    if (r.chance(3)) score_program(*this);
+    if (r.chance(3)) mask_program(*this, Programs::kAny);
+    if (r.chance(3)) score_program(*this, Programs::kAny);
   }
 };
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
@@ -28,15 +29,15 @@ from regard.core.int8_rows import Int8Rows, rounded
 from regard.core.region import Region
 
 ROOT = Path(__file__).parents[2]
-SOURCES = (
+KERNELS = (
     "native/attention/forward.cpp",
     "native/attention/write_pages.cpp",
     "native/attention/backward.cpp",
     "native/additive/additive.cpp",
     "native/facts/facts.cpp",
-    "tests/kernels/native_fuzz.cpp",
 )
-FUZZ = SOURCES[-1]
+FUZZ = "tests/kernels/native_fuzz.cpp"
+SOURCES = (*KERNELS, FUZZ)
 FLAGS = ("-std=c++17", "-O0", "-g1", "-Wno-psabi", "-fsanitize=address", "-fno-sanitize-recover=all")
 # Of kernels alone, not of the program that calls them. AddressSanitizer reports what is read at a null pointer.
 UNDEFINED = ("-fsanitize=undefined", "-fno-sanitize=null")
@@ -66,6 +67,22 @@ def instruction_sets() -> list[str]:
     return sorted({ABLE[0], ABLE[-1]})
 
 
+def compile_program(folder: Path, flags: dict[str, tuple[str, ...]]) -> Path:
+    """A program of sources, each with flags of its own, by the first compiler there is."""
+
+    def compiled(source: str) -> Path:
+        target = folder / f"{Path(source).stem}.o"
+        given = (*flags[source], f"-I{ROOT / 'native'}", "-c", str(ROOT / source), "-o", str(target))
+        subprocess.run([compilers()[0], *given], check=True)
+        return target
+
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compiled, flags))
+    linked = {flag: None for each in flags.values() for flag in each if flag.startswith("-f")}
+    subprocess.run([compilers()[0], *linked, *objects, "-o", folder / "program"], check=True)
+    return folder / "program"
+
+
 @pytest.mark.full
 @pytest.mark.skipif(not compilers(), reason="needs a C++ compiler")
 @pytest.mark.parametrize("isa", instruction_sets())
@@ -75,26 +92,36 @@ def test_the_c_interface_under_sanitizers(isa: str, tmp_path: Path) -> None:
     Undefined behavior is looked for on the widest set alone: the rest of the sources is the same, and it doubles the
     time of the compiler.
     """
-    given = (f'-DREGARD_ISA="isa/{isa}.h"', *MARCH[isa])
-    compiler = compilers()[0]
+    given = (f'-DREGARD_ISA="isa/{isa}.h"', *MARCH[isa], *FLAGS)
     undefined = UNDEFINED if isa == ABLE[0] else ()
-
-    def compiled(source: str) -> Path:
-        target = tmp_path / f"{Path(source).stem}.o"
-        flags = FLAGS if source == FUZZ else (*FLAGS, *undefined)
-        subprocess.run(
-            [compiler, *flags, *given, f"-I{ROOT / 'native'}", "-c", ROOT / source, "-o", target], check=True
-        )
-        return target
-
-    with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compiled, SOURCES))
-    subprocess.run([compiler, *FLAGS, *undefined, *objects, "-o", tmp_path / "fuzz"], check=True)
-    ran = subprocess.run([tmp_path / "fuzz", "300", "1"], capture_output=True, text=True)
+    program = compile_program(tmp_path, {FUZZ: given, **dict.fromkeys(KERNELS, (*given, *undefined))})
+    ran = subprocess.run([program, "300", "1"], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     for entry in ENTRIES:
         tried = [line for line in ran.stdout.splitlines() if line.startswith(f"{entry}:")]
         assert len(tried) > 40, f"{entry} was called with {len(tried)} kinds of wrong arguments"
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not compilers(), reason="needs a C++ compiler")
+def test_what_memory_held_before_changes_no_bit(tmp_path: Path) -> None:
+    """Nothing is read that was not written: variables begin as zeros or a pattern, memory of the heap as other bytes.
+
+    The heap's bytes are set by glibc. On the plainest instruction set: the rest of the sources is the same.
+    """
+    said: list[str] = []
+    for begins, byte in (("zero", "1"), ("pattern", "255")):
+        folder = tmp_path / begins
+        folder.mkdir()
+        flags = ("-std=c++17", "-O1", "-Wno-psabi", f"-ftrivial-auto-var-init={begins}", '-DREGARD_ISA="isa/base.h"')
+        sources = (*KERNELS, "tests/kernels/native_memory.cpp")
+        program = compile_program(folder, dict.fromkeys(sources, (*flags, *MARCH["base"])))
+        ran = subprocess.run(
+            [program, "600", "1"], env={**os.environ, "MALLOC_PERTURB_": byte}, capture_output=True, text=True
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        said.append(ran.stdout)
+    assert "600 calls" in said[0] and said[0] == said[1]
 
 
 @pytest.mark.full
