@@ -1,5 +1,4 @@
-// Memory of the system's that begins at a multiple of 64 bytes. Large memory is mapped by itself: in the heap it would
-// lie next to the caller's tensors, and freeing it would leave a hole.
+// Memory that begins at a multiple of 64 bytes: of the heap, or mapped by itself, on each system.
 #pragma once
 #include <stdlib.h>
 #if defined(_WIN32)
@@ -31,7 +30,8 @@ static inline void free_aligned(void* at) {
 #endif
 }
 
-// Null if there is not enough.
+// For much of it: in the heap it would lie next to the caller's tensors, and freeing it would leave a hole. Null if
+// there is not enough.
 static inline void* map_memory(size_t bytes) {
 #if defined(_WIN32)
   constexpr unsigned long kReserveAndCommit = 0x3000, kReadWrite = 4;

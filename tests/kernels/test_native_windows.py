@@ -65,7 +65,7 @@ def test_another_compiler_than_clang_is_refused_by_name(tmp_path: Path) -> None:
     said = run("cmake", *where, f"-DOPTIONS={options}", "-P", ROOT / "native/build.cmake")
     assert "regard is installed without its native kernels" in said
     assert (tmp_path / "why_not.txt").read_text() == (
-        "the C++ compiler failed when regard was installed: on Windows they need LLVM-MinGW's Clang, not GNU\n"
+        "the C++ compiler failed when regard was installed: on Windows it must be LLVM-MinGW's Clang, not GNU\n"
     )
 
 
