@@ -51,12 +51,14 @@ static void load_program(const Block<V>& b, int vector) {
   if (Program::used(b.c)) Program::load_shared<2>(b.c, place_of_rows(b, vector), *b.registers);
 }
 
-// Scores of `count` keys of a block, from j on, times factor, become those of the program.
+// Scores of `count` keys of a block, from j on, times factor, become those of the program. largest: of each vector.
 template <int V>
-static void run_program_of_rows(const Block<V>& b, int vector, int64_t j, int64_t count, float* s) {
+static void run_program_of_rows(const Block<V>& b, int vector, int64_t j, int64_t count, float* s, vf (&largest)[2]) {
   for (int64_t n = 0; b.factor != 1 && n < count * kBlock; n += W)
     store(s + n, Isa::product(load(s + n), splat(b.factor)));
-  Program::run<2>(b.c, place_of_rows(b, vector), *b.registers, s, kBlock, j, count, nullptr, [] { Isa::keep_awake(); });
+  for (vf& most : largest) most = splat(-kInf);
+  Program::run<2>(b.c, place_of_rows(b, vector), *b.registers, s, kBlock, j, count, nullptr, largest,
+                  [] { Isa::keep_awake(); });
 }
 
 // The largest of a block's scores, of a vector.
@@ -96,9 +98,8 @@ static void step_block(const Block<V>& b, const StreamedTile& t, int64_t block, 
     });
   };
   if (Program::used(b.c)) {
-    run_program_of_rows(b, vector, key, count, s);
-    if (edge || bits || count < kBlock) return step(NoModifier{}, 1.0f);
-    for (int v = 0; v < 2; ++v) largest[v] = largest_score(s, v);
+    run_program_of_rows(b, vector, key, count, s, largest);
+    if (edge || bits || count < kBlock) step(NoModifier{}, 1.0f);
     return;
   }
   Modifiers::simply(b.c, [&](auto one) { step(one, modified ? b.factor : 1.0f); });

@@ -86,13 +86,8 @@ REGARD_NOINLINE void step_simply(const Block<V>& b, const SteppedKeys& keys, vf*
 
 // Everything after the similarity for the keys [from, to) of a tile.
 template <int V>
-REGARD_NOINLINE void step_rows(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf* top) {
-  if (Program::used(b.c)) {
-    run_program<V>(b, t, b.w.s, from, to, nullptr);
-    for (int64_t n = from; n < to; ++n)
-      for (int v = 0; v < V; ++v) top[v] = greater_of(load(b.w.s + n * kQueries + v * W), top[v]);
-    return;
-  }
+REGARD_NOINLINE void step_rows(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf (&top)[V]) {
+  if (Program::used(b.c)) return run_program<V>(b, t, b.w.s, from, to, nullptr, top);
   const SteppedKeys keys{t.j, from, to, t.bits ? t.bits + from : nullptr};
   const bool simple = Modifiers::simply(b.c, [&](auto one) {
     with_hiding(t.edge, t.bits, [&](auto edge, auto bits) {
@@ -113,7 +108,7 @@ REGARD_NOINLINE void step_rows(const Block<V>& b, const Tile& t, int64_t from, i
 
 template <int V, class Op>
 static void score_keys(const Block<V>& b, const Tile& t, const float* k, int64_t row, int64_t from, int64_t to,
-                       bool stepped, vf* top) {
+                       bool stepped, vf (&top)[V]) {
   constexpr int M = rows_at_once(V);
   vf raw[V];
   for (int v = 0; v < V; ++v) raw[v] = top[v];
@@ -132,7 +127,7 @@ static void score_keys(const Block<V>& b, const Tile& t, const float* k, int64_t
 // Scores of a tile; top: takes the maximum of itself and them. Where only intervals hide, only the keys at the edges
 // are masked.
 template <int V, class Op>
-static void score_tile(const Block<V>& b, const Tile& t, const float* k, int64_t row, vf* top) {
+static void score_tile(const Block<V>& b, const Tile& t, const float* k, int64_t row, vf (&top)[V]) {
   constexpr int M = rows_at_once(V);
   if (Modifiers::used(b.c) || t.bits) return score_keys<V, Op>(b, t, k, row, 0, t.count, true, top);
   int64_t from = 0, to = t.count;

@@ -41,10 +41,7 @@ constexpr float kBound = 2.3586e38f, kSaturated = REGARD_SATURATED;
 
 REGARD_INLINE vi is_finite(vf x) { return absolute(x) < splat(kInf); }
 
-REGARD_INLINE vf bounded(vf x) {
-  const vf most = x < vf{} ? splat(-kBound) : splat(kBound);
-  return (is_finite(x) & (absolute(x) > splat(kBound))) ? most : x;
-}
+REGARD_INLINE vf bounded(vf x) { return Isa::bounded(x, kBound); }
 
 REGARD_INLINE vf plus_bounded(vf s, vf x) { return s + x * splat(kLog2e); }
 
@@ -142,17 +139,17 @@ REGARD_INLINE vf log1pv(vf x) {
 
 // tanh to 2.5 ulp, of which half is the quotient's; ±1 for large arguments, NaN stays NaN. With E = e^2|x| - 1, it is
 // E / (E + 2): e^r - 1 = r + r² p(r) for |r| ≤ ln 2 / 2 loses no digits of small arguments, and those of large ones do
-// not change the quotient.
+// not change the quotient. Of r and of E only the halves are computed, which rounds as they do.
 REGARD_INLINE vf tanhv(vf x) {
-  const vf twice = lesser_of(splat(24.0f), absolute(x) * splat(2.0f));
-  const vf t = twice * splat(kLog2e) + splat(kMagic), r = twice - (t - splat(kMagic)) * splat(kLn2);
-  vf p = splat(1.3882522471249104e-3f) * r + splat(8.366514928638935e-3f);
-  p = p * r + splat(4.166720062494278e-2f);
-  p = p * r + splat(1.6666543483734130e-1f);
-  p = p * r + splat(4.999999701976776e-1f);
-  p = p * (r * r) + r;
-  const vf scale = (vf)(((vu)t << 23) + 0x3f800000u), most = p * scale + (scale - splat(1.0f));
-  const vf y = Isa::quotient(most, most + splat(2.0f));
+  const vf most = lesser_of(splat(12.0f), absolute(x));
+  const vf t = most * splat(2 * kLog2e) + splat(kMagic), half = most - (t - splat(kMagic)) * splat(kLn2 / 2);
+  vf p = splat(32 * 1.3882522471249104e-3f) * half + splat(16 * 8.366514928638935e-3f);
+  p = p * half + splat(8 * 4.166720062494278e-2f);
+  p = p * half + splat(4 * 1.6666543483734130e-1f);
+  p = p * half + splat(2 * 4.999999701976776e-1f);
+  p = p * (half * half) + half;
+  const vf scale = (vf)(((vu)t << 23) + 0x3f800000u), e = p * scale + (scale * splat(0.5f) - splat(0.5f));
+  const vf y = Isa::quotient(e, e + splat(1.0f));
   return (vf)((vi)y | ((vi)x & splat_int((int32_t)0x80000000)));
 }
 

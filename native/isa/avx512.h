@@ -26,6 +26,13 @@ struct Avx512Isa : PlainIsa<Own> {
     return near + (a - b * near) * inverse;
   }
 
+  REGARD_INLINE vf bounded(vf x, float most) {
+    constexpr int kNearerToZero = 2, kSpecial = 0x01 | 0x08 | 0x10 | 0x80;  // NaN, inf, -inf, NaN that signals
+    const __m512 any = (__m512)x;
+    const __m512 inside = _mm512_maskz_range_ps(0xffff, any, (__m512)splat(most), kNearerToZero);
+    return (vf)_mm512_mask_mov_ps(inside, _mm512_fpclass_ps_mask(any, kSpecial), any);
+  }
+
   REGARD_INLINE uint32_t lanes_set(vi c) {
     return (uint32_t)__builtin_ia32_cvtd2mask512((__attribute__((vector_size(64))) int)c);
   }

@@ -78,6 +78,12 @@ struct PlainIsa {
   // a / b to 1 ulp, for b from 1 to 2^64.
   REGARD_INLINE vf quotient(vf a, vf b) { return a / b; }
 
+  // x, or the number of its sign that is `most` from 0 where that is nearer; infinities and NaN stay so.
+  REGARD_INLINE vf bounded(vf x, float most) {
+    const vf nearest = x < vf{} ? splat(-most) : splat(most), far = (vf)((vi)x & splat_int(0x7fffffff));
+    return (far < splat(__builtin_inff())) & (far > splat(most)) ? nearest : x;
+  }
+
   REGARD_INLINE vf exp2(vf x) { return x; }
 
   // 2^x to 2 ulp, with what is quickest: see exp2v.

@@ -63,19 +63,23 @@ struct Program : Modifier, ProgramGradients {
   // Runs a program's body for `keys` keys whose natural scores are in slot 0. load: what an instruction loads; result:
   // takes scores in base 2; with_derivative: whether derivatives are wanted, by operands, each of which by_operand
   // takes from the slots of an instruction, and by the score, which `derivative` takes. result and derivative are
-  // called for a key and a vector.
+  // called for a key and a vector. Without derivatives nothing reads a result's slot: what the last instruction
+  // computes goes to `result` at once.
   template <int V, class Load, class Result, class ByOperand, class Derivative>
   REGARD_INLINE void interpret(const regard_call& c, const Slots& s, const Instruction* x, int64_t keys,
                                bool with_derivative, const Load& load_of, const Result& result,
                                const ByOperand& by_operand, const Derivative& derivative) {
+    const auto finish = [&](int64_t n, int v, vf y)
+                            __attribute__((always_inline)) { result(n, v, bounded(y) * splat(kLog2e)); };
     for (;; ++x) {
       if (x->op == REGARD_DO_LOAD) {
         load_of(*x);
       } else if (x->op == REGARD_DO_RESULT) {
         // slot 0 stays as it is: the derivative reads it, and may be computed from it alone
-        Interpreter::each_number<V>(s, x->a, keys,
-                                    [&](int64_t n, int v, vf y) { result(n, v, bounded(y) * splat(kLog2e)); });
+        Interpreter::each_number<V>(s, x->a, keys, finish);
         if (!with_derivative) return;
+      } else if (!with_derivative && x[1].op == REGARD_DO_RESULT && x[1].a == x->to) {
+        return Interpreter::compute<V>(c, s, *x, keys, finish);
       } else if (x->op == REGARD_DO_DERIVATIVE) {
         return Interpreter::each_number<V>(s, x->a, keys, derivative);
       } else if (is_gradient(*x)) {
@@ -87,21 +91,25 @@ struct Program : Modifier, ProgramGradients {
   }
 
   // Turns the natural scores of `count` keys from j on and of V vectors of queries, rows `ld` floats apart, into scores
-  // in base 2. kept: takes what the backward reads of them, see ProgramGradients::kept_size, or null.
-  // between: is called after each kAtOnce keys.
+  // in base 2. kept: takes what the backward reads of them, see ProgramGradients::kept_size, or null. top: takes the
+  // maximum of itself and them. between: is called after each kAtOnce keys.
   template <int V, class Between>
   REGARD_NOINLINE void run(const regard_call& c, const Place& p, const Registers& r, float* scores, int64_t ld,
-                           int64_t j, int64_t count, float* kept, const Between& between) {
+                           int64_t j, int64_t count, float* kept, vf (&top)[V], const Between& between) {
+    vf most[V];  // in registers
+    for (int v = 0; v < V; ++v) most[v] = top[v];
     for (int64_t done = 0, keys; done < count; done += keys) {
       keys = count - done < kTile ? count - done : kTile;
-      run_keys<V>(c, p, r, scores + done * ld, ld, j + done, keys, kept ? kept + done * kQueries : nullptr, between);
+      float* to = kept ? kept + done * kQueries : nullptr;
+      run_keys<V>(c, p, r, scores + done * ld, ld, j + done, keys, to, most, between);
     }
+    for (int v = 0; v < V; ++v) top[v] = most[v];
   }
 
   // The same of kTile keys or fewer.
   template <int V, class Between>
   REGARD_INLINE void run_keys(const regard_call& c, const Place& p, const Registers& r, float* scores, int64_t ld,
-                              int64_t j, int64_t count, float* kept, const Between& between) {
+                              int64_t j, int64_t count, float* kept, vf (&top)[V], const Between& between) {
     constexpr int64_t kAtOnce = Interpreter::kSlotSize / (V * W);
     const ByDistance& distances = r.distances;
     Slots slots = r.slots;
@@ -121,7 +129,10 @@ struct Program : Modifier, ProgramGradients {
       interpret<V>(
           c, slots, body, keys, kept,
           [&](const Instruction& x) { Interpreter::load_operand<V>(c, p, slots, x, j + done, keys); },
-          [&](int64_t n, int v, vf y) { store(row + n * ld + v * W, y); },
+          [&](int64_t n, int v, vf y) __attribute__((always_inline)) {
+            store(row + n * ld + v * W, y);
+            top[v] = greater_of(y, top[v]);
+          },
           [&](const Instruction& x) {
             keep(next += kTileSize, x.a);
             next += kTileSize;
@@ -134,19 +145,21 @@ struct Program : Modifier, ProgramGradients {
 
   // The same of the keys [from, to) of a tile, whose scores and what is kept of them are [key][kQueries].
   template <int V>
-  static void run(const Block<V>& b, const Tile& t, float* scores, int64_t from, int64_t to, float* kept) {
+  static void run(const Block<V>& b, const Tile& t, float* scores, int64_t from, int64_t to, float* kept,
+                  vf (&top)[V]) {
     run<V>(b.c, b.p, *b.registers, scores + from * kQueries, kQueries, t.j + from, to - from,
-           kept ? kept + from * kQueries : nullptr, [] {});
+           kept ? kept + from * kQueries : nullptr, top, [] {});
   }
 
   // One key, for callers that have one at a time and no backward: slower.
   template <int V>
   REGARD_INLINE void apply(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V], vf (&)[V]) {
     float scores[V * W];
+    vf top[V] = {};
     for (int v = 0; v < V; ++v) store(scores + v * W, s[v]);
     Tile one = t;
     one.j = t.j + n;
-    run<V>(b, one, scores, 0, 1, nullptr);
+    run<V>(b, one, scores, 0, 1, nullptr, top);
     for (int v = 0; v < V; ++v) s[v] = load(scores + v * W);
   }
 

@@ -86,11 +86,13 @@ REGARD_INLINE void apply_steps(const Block<V>& b, const Tile& t, int64_t n, vf (
 }
 
 // The same for the keys [from, to) of a tile of a call with a program, which runs for several keys at a time. s, kept:
-// [kTile][kQueries] of the tile; kept: takes the derivatives, or null.
+// [kTile][kQueries] of the tile; kept: takes the derivatives, or null; top: takes the maximum of itself and the scores.
 template <int V>
-static void run_program(const Block<V>& b, const Tile& t, float* s, int64_t from, int64_t to, float* kept) {
-  Program::run<V>(b, t, s, from, to, kept);
-  if (!t.edge && !t.bits) return;
+static void run_program(const Block<V>& b, const Tile& t, float* s, int64_t from, int64_t to, float* kept,
+                        vf (&top)[V]) {
+  if (!t.edge && !t.bits) return Program::run<V>(b, t, s, from, to, kept, top);
+  vf with_hidden[V] = {};
+  Program::run<V>(b, t, s, from, to, kept, with_hidden);
   for (int64_t n = from; n < to; ++n)
     for (int v = 0; v < V; ++v) {
       float* at = s + n * kQueries + v * W;
@@ -98,6 +100,7 @@ static void run_program(const Block<V>& b, const Tile& t, float* s, int64_t from
       if (t.edge) x = Interval::apply(x, t.j + n, b.first[v], b.last[v]);
       if (t.bits) x = Bits::apply(x, t.bits[n] >> (v * W));
       store(at, x);
+      top[v] = greater_of(x, top[v]);
     }
 }
 
