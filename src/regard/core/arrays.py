@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.core.deferred import DeferredRows
 from regard.core.shapes import FARTHEST
 from regard.core.tracing import data_unavailable, loaded, unwrapped_if_dead
-from regard.core.wrong_calls import kind_of
+from regard.core.wrong_calls import instead_of, kind_of
 
 
 class SupportsDLPack(Protocol):
@@ -43,11 +43,11 @@ def tensor(x: Any, name: str) -> Tensor:
 
 
 def _instead_of(x: Any) -> str:
-    """What to write for a list."""
+    """What to write for a list, or for what holds tensors."""
     if not isinstance(x, (list, tuple)):
-        return ""
+        return instead_of(x)
     if any(isinstance(t, Tensor) for t in cast("list[Any]", x)):
-        return ": write torch.stack(...), or pack(...) for sequences of unequal lengths"
+        return ": write torch.stack(...), or p = pack(...) and p.values, p.mask for sequences of unequal lengths"
     return ": write torch.tensor(...)"
 
 

@@ -120,6 +120,18 @@ def kind_of(x: Any) -> str:
     return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}{dtype}"
 
 
+def instead_of(x: Any) -> str:
+    """What to write for x where a tensor is expected, as the end of a message: what its class says of itself.
+
+    >>> class Rows:
+    ...     instead_of_tensor = "pass its numbers"
+    >>> instead_of(Rows()), instead_of(3)
+    (': pass its numbers', '')
+    """
+    way = getattr(x, "instead_of_tensor", "")
+    return f": {way}" if way else ""
+
+
 def check_parameters(fn: Any, name: str, parameters: tuple[str, ...], example: str = "") -> None:
     """TypeError, naming the argument, where fn is no function of that many arguments.
 

@@ -18,6 +18,8 @@ def way_to_mask(x: Any, name: str = "") -> str | None:
         return f"write {name}Where(block_mask.mask_mod), or call regard.compat.torch.flex_attention, which takes it"
     if hasattr(x, "dtype"):
         return _of_array(x, name)
+    if isinstance(getattr(type(x), "mask", None), property):  # Packed, caches
+        return f"write {name}x.mask, the mask that it has"
     if isinstance(x, type):
         return f"write {name}{written(x)}" if issubclass(x, Value) else None
     if isinstance(x, Value):

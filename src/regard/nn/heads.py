@@ -17,7 +17,7 @@ from regard.core.errors import ShapeError
 from regard.core.positions import Positions, resolve_positions
 from regard.core.shapes import broadcast_shape, listed
 from regard.core.value import Value
-from regard.core.wrong_calls import kind_of
+from regard.core.wrong_calls import instead_of, kind_of
 from regard.masks.algebra import Everything, Mask
 from regard.nn.cache.base import KVCache
 from regard.nn.elsewhere import answers_weights_calls
@@ -237,7 +237,7 @@ class Heads(nn.Module):
     def _read(self, x: Tensor, context: Tensor | None) -> Tensor:
         """The sequence that keys and values are made from, once both are known to fit."""
         if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"x is {kind_of(x)}; expected a tensor (*batch, n, {self.d_model}).")
+            raise TypeError(f"x is {kind_of(x)}; expected a tensor (*batch, n, {self.d_model}){instead_of(x)}.")
         if x.is_nested:
             raise TypeError(
                 "x is a nested tensor; layers take its values: p = regard.pack(x), "

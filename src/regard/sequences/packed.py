@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ class Packed(Value):
 
     values: Tensor
     lengths: Tensor
+    instead_of_tensor: ClassVar[str] = "pass its values (for attention, heads before tokens) and mask=x.mask"
 
     def __post_init__(self) -> None:
         values = arrays.tensor(self.values, "Packed.values")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -53,6 +53,8 @@ class KVCache(ABC):
     be a view of the cache's memory, or refer to its pages: read it, do not write to it, and do not read it again after
     an `append` that follows a `crop` or a `reorder`.
     """
+
+    instead_of_tensor: ClassVar[str] = "pass what it returns, *cache.append(k, v), and positions=cache.positions"
 
     @abstractmethod
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
