@@ -109,6 +109,8 @@ rg.attention(q, q, q, score=rg.ScaledDot() >> rg.SoftCap(-3))  # SoftCap(cap=-3.
 rg.attention(q, q, q, score=rg.ScaledDot() >> rg.SoftCap("50"))  # SoftCap.cap is a str; expected a number, or a tensor of one number a head.
 rg.attention(q, q, q, score=rg.ScaledDot() >> rg.Temperature(0))  # Temperature(t=0.0): expected a finite number above 0.
 rg.attention(q, q, q, score=rg.Bilinear(zeros(3, 3)))  # Bilinear.m has shape (3, 3); q and k need (..., 7, 7).
+rg.Custom(lambda q, k, w: q @ k.mT, zeros(4))  # Custom.tensors is a Tensor of float32; expected a tuple: write (w,) for one tensor w.
+rg.Elementwise(lambda q, k, w: q * k * w, tensors=zeros(4))  # Elementwise.tensors is a Tensor of float32; expected a tuple: write (w,) for one tensor w.
 rg.attention(q, q, q, score=rg.Custom(lambda q: q))  # Custom.fn cannot be called as fn(q, k): too many positional arguments. Write it as in Custom(lambda q, k: q @ k.mT).
 rg.attention(q, q, q, score=rg.Custom(lambda q, k: q))  # Custom.fn returned (2, 3, 1, 7) for q (2, 3, 1, 7) and k (2, 3, 1, 7); expected (2, 3, 1, 1).
 """  # noqa: E501

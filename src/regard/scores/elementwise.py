@@ -15,7 +15,7 @@ from regard.core.tracing import data_unavailable, finite, symbolic
 from regard.core.vjp import vjp
 from regard.core.wrong_calls import answers_wrong_calls, check_parameters, kind_of
 from regard.scores.algebra import Pull, Score, Similarity
-from regard.scores.fields import drawn, parameter
+from regard.scores.fields import drawn, parameters
 
 # At least so many features are evaluated at once, and more where a tile has few pairs: up to so many numbers.
 _FEATURES, _BUDGET = 16, 1 << 20
@@ -56,7 +56,7 @@ class Elementwise(Similarity):
                 "to their score."
             )
         object.__setattr__(self, "fn", fn)
-        object.__setattr__(self, "inputs", tuple(parameter(t, "Elementwise.tensors") for t in tensors))
+        object.__setattr__(self, "inputs", parameters(tensors, "Elementwise.tensors"))
         for t in self.inputs:
             if t.dim() > 2:
                 raise TypeError(

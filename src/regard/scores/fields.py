@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +19,13 @@ def parameter(x: Any, name: str) -> Tensor:
     if not t.dtype.is_floating_point:
         raise TypeError(f"{name} has dtype {t.dtype}; expected floating point.")
     return t
+
+
+def parameters(tensors: Any, name: str) -> tuple[Tensor, ...]:
+    """Tensors that a score holds in a tuple: floating point, or TypeError. A tensor alone would be read row by row."""
+    if not isinstance(tensors, (tuple, list)):
+        raise TypeError(f"{name} is {kind_of(tensors)}; expected a tuple: write (w,) for one tensor w.")
+    return tuple([parameter(t, name) for t in cast("Sequence[Any]", tensors)])
 
 
 def number(x: Any, name: str) -> float | Tensor:

@@ -19,7 +19,7 @@ from regard.core.shapes import broadcast_shape, listed, repeat_heads
 from regard.core.tracing import data_unavailable
 from regard.core.wrong_calls import answers_wrong_calls, check_parameters, kind_of
 from regard.scores.algebra import Score, Similarity
-from regard.scores.fields import by_head, drawn, number, parameter, shape_error_by_head
+from regard.scores.fields import by_head, drawn, number, parameter, parameters, shape_error_by_head
 from regard.scores.finite import by_row
 
 
@@ -251,7 +251,7 @@ class Custom(Similarity):
             raise TypeError(f"Custom.fn is {kind_of(fn)}; expected a function of q and k, which gives their scores.")
         for name, value in (
             ("fn", fn),
-            ("inputs", tuple(parameter(t, "Custom.tensors") for t in tensors)),
+            ("inputs", parameters(tensors, "Custom.tensors")),
             ("size", footprint),
         ):
             object.__setattr__(self, name, value)

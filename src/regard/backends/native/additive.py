@@ -51,7 +51,8 @@ class AdditiveKernels(KernelFamily):
         sums = problem.frame.heads, problem.q.shape[-1]
 
         def find(args: KernelArgs, saved: KernelResults, cotangents: Result, wanted: set[str]) -> dict[str, Tensor]:
-            found, dw = additive_gradients(args, saved, cotangents, wanted, partial(_arguments, problem), sums)
+            dw = torch.empty(sums, dtype=torch.float32, device="cpu")
+            found = additive_gradients(args, saved, cotangents, wanted, partial(_arguments, problem), {"dw": dw})
             of_w = enumerate(similarity.in_place_of_w(_total(dw, similarity.w)))
             return found | {learned_by_similarity(n): g for n, g in of_w if g is not None}
 
@@ -91,24 +92,25 @@ def additive_gradients(
     cotangents: Result,
     wanted: set[str],
     struct: Callable[[CallArguments], Struct],
-    sums: tuple[int, ...],
-) -> tuple[dict[str, Tensor], Tensor]:
-    """The gradients of a, c, v and what is wanted of the modifiers, by name; and what the similarity learns.
+    learned: dict[str, Tensor],
+) -> dict[str, Tensor]:
+    """The gradients of a, c, v and what is wanted of the modifiers, by name.
 
-    struct: makes what the forward read of its call. sums: the shape of what is learned, of w (heads, h).
+    struct: makes what the forward read of its call. learned: what is written of the similarity, by name in the struct.
     """
     of_tensors = {"q": args.q, "k": args.k, "v": args.v}
     found = {name: torch.empty(t.shape, dtype=torch.float32, device="cpu") for name, t in of_tensors.items()}
     found |= empty_of_modifiers(args, wanted)
-    dw = torch.empty(sums, dtype=torch.float32, device="cpu")
     if 0 in args.shape or args.k.shape[-2] == 0:
-        return {name: g.zero_() for name, g in found.items()}, dw.zero_()
+        for g in (*found.values(), *learned.values()):
+            g.zero_()
+        return found
     out, lse, row_stats = saved
     call = arguments(args, out=out.contiguous(), lse=lse, row_stats=row_stats.contiguous())
     given = {"dout": cotangents[0].float(), "dlse": cotangents[1].float()[..., None]}
     gradients = {f"d{name}": g for name, g in found.items()}
-    run_backward(AdditiveGradientArguments, struct(call), {**given, **gradients, "dw": dw})
-    return found, dw
+    run_backward(AdditiveGradientArguments, struct(call), {**given, **gradients, **learned})
+    return found
 
 
 def _pair_work(problem: Problem) -> int:

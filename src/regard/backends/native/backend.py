@@ -164,11 +164,8 @@ class Native(Backend):
             return None
         if not training:
             return ForwardPlan(family, args, example, anew)
-        if anew.similarity is not None:
-            return None  # its backward has a program of its own
-        if anew.modifiers is None:
-            return TrainingPlan(family, args, example, anew)
-        return RepeatedTrainingPlan(family, args, example, anew, anew.modifiers)
+        repeated = anew.similarity is not None or anew.modifiers is not None
+        return (RepeatedTrainingPlan if repeated else TrainingPlan)(family, args, example, anew)
 
     def backward(
         self, problem: Problem, forward: ForwardResult, cotangents: Cotangents, needs: tuple[bool, ...]

@@ -17,7 +17,7 @@ from regard.backends.native.args import KernelArgs
 from regard.backends.native.backward import backward, learned_by_similarity
 from regard.backends.native.bind import bind
 from regard.backends.native.c_structs import Struct
-from regard.backends.native.families import KernelFamily, RepeatedSimilarity
+from regard.backends.native.families import Gradients, KernelFamily, RepeatedSimilarity, SimilarityGradients
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.launch import KernelResults, threads
 from regard.backends.native.modifiers.table import why_not_learned
@@ -30,6 +30,20 @@ from regard.core.shapes import count_of
 _WORK = 4  # what an instruction costs for a query and a key, in operations of a dot product
 
 
+class FeatureGradients(SimilarityGradients):
+    """What a program over features learns, from the gradients of its parameters for all heads and features."""
+
+    def __init__(self, program: Program, heads: int, width: int) -> None:
+        self._program = program
+        self.written = {"dw": torch.empty(len(program.operands), heads, width, dtype=torch.float32, device="cpu")}
+
+    def of_tensors(self) -> list[Tensor]:
+        by_parameter = self.written["dw"]
+        return self._program.gradients(
+            {n: by_parameter[n][:, None, None, :].sum_to_size(t.shape) for n, t in self._program.learned.items()}
+        )
+
+
 class RepeatedFeatures(RepeatedSimilarity):
     """The program of a similarity for other calls of its structure, which have tensors of their own."""
 
@@ -39,14 +53,21 @@ class RepeatedFeatures(RepeatedSimilarity):
         self.tensors, self.lasts = range(len(problem.similarity.tensors())), self._graph.graph.fixed
 
     def fill(self, struct: Struct, leaves: Sequence[Tensor]) -> bool:
+        return self._set(struct, leaves, (False,) * len(self.tensors)) is not None
+
+    def gradients(self, struct: Struct, leaves: Sequence[Tensor], wanted: Sequence[bool]) -> FeatureGradients | None:
+        program = self._set(struct, leaves, wanted)
+        return None if program is None else FeatureGradients(program, self._heads, self._width)
+
+    def _set(self, struct: Struct, leaves: Sequence[Tensor], wanted: Sequence[bool]) -> Program | None:
+        """The program of a call's tensors, which the struct is told."""
         assert isinstance(struct, AdditiveArguments)
-        tensors = [leaves[n] for n in self.tensors]
         try:
-            program = self._graph.lower(tensors, (False,) * len(tensors))
+            program = self._graph.lower([leaves[n] for n in self.tensors], tuple(wanted))
         except (NotLowered, RuntimeError):
-            return False
+            return None
         _set_program(struct, program, self._heads, self._width)
-        return True
+        return program
 
 
 @dataclass(frozen=True)
@@ -55,7 +76,6 @@ class ElementwiseKernels(KernelFamily):
 
     whole = False  # the program is the problem's
     backward_struct = AdditiveGradientArguments
-    gradients = "dq", "dk", "dv", "dw"
     repeated_part = RepeatedFeatures
 
     def why_gathers(self, problem: Problem) -> str | None:
@@ -73,19 +93,27 @@ class ElementwiseKernels(KernelFamily):
     ) -> tuple[Tensor | None, ...]:
         of_inputs = needs[3 : 3 + len(problem.similarity.tensors())]
         program = program_of_features(problem, of_inputs)
-        shape = len(program.operands), problem.frame.heads, problem.q.shape[-1]
+        features = FeatureGradients(program, problem.frame.heads, problem.q.shape[-1])
         struct = partial(_arguments, problem, program)
 
         def find(args: KernelArgs, saved: KernelResults, cotangents: Result, wanted: set[str]) -> dict[str, Tensor]:
-            found, sums = additive_gradients(args, saved, cotangents, wanted, struct, shape)
-            learned = program.gradients({n: _total(sums[n], t) for n, t in program.learned.items()})
+            found = additive_gradients(args, saved, cotangents, wanted, struct, features.written)
             names = [learned_by_similarity(n) for n, need in enumerate(of_inputs) if need]
-            return found | dict(zip(names, learned, strict=True))
+            return found | dict(zip(names, features.of_tensors(), strict=True))
 
         return backward(problem, args, saved, cotangents, needs, find)
 
+    def cotangent(self, g_out: Tensor) -> Tensor:
+        return g_out.float()
+
     def pair_work(self, problem: Problem, args: KernelArgs) -> int:
         return _pair_work(problem, program_of_features(problem))
+
+    def empty_gradients(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Gradients:
+        return [torch.empty(t.shape, dtype=torch.float32, device="cpu") for t in given]
+
+    def own(self, made: Gradients, given: Sequence[Tensor], learned: Tensor | None) -> Gradients:
+        return [None if g is None else g.to(t.dtype) for g, t in zip(made, given, strict=True)]
 
     def struct(self, problem: Problem, call: CallArguments) -> Struct:
         return _arguments(problem, program_of_features(problem), call)
@@ -118,8 +146,3 @@ def _set_program(x: AdditiveArguments, program: Program, heads: int, width: int)
     parameters = [t.float().expand(heads, 1, 1, width) for t in program.operands]
     x.code_count, x.parameter_count = len(program.rows), len(parameters)
     bind(x, {"code": program.rows, "parameters": torch.stack(parameters) if parameters else None})
-
-
-def _total(g: Tensor, parameter: Tensor) -> Tensor:
-    """The gradient of a parameter from those of all heads and features, (heads, d)."""
-    return g[:, None, None, :].sum_to_size(parameter.shape)

@@ -49,6 +49,23 @@ class RepeatedSimilarity(ABC):
     def fill(self, struct: Struct, leaves: Sequence[Tensor]) -> bool:
         """Tells the struct of a call; whether it can: else the call must go the general way."""
 
+    @abstractmethod
+    def gradients(self, struct: Struct, leaves: Sequence[Tensor], wanted: Sequence[bool]) -> SimilarityGradients | None:
+        """Tells the struct of a forward what its backward reads; None as above. wanted: for each of `tensors`."""
+
+
+class SimilarityGradients(ABC):
+    """The gradients of those of a similarity's tensors that are wanted, in one call.
+
+    written  what the kernels write them to, by its names in the struct of the backward
+    """
+
+    written: dict[str, Tensor]
+
+    @abstractmethod
+    def of_tensors(self) -> list[Tensor]:
+        """The gradients of the tensors that are wanted, from `written`."""
+
 
 @dataclass(frozen=True)
 class KernelFamily:
