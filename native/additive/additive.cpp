@@ -53,11 +53,8 @@ int32_t check(const regard_additive& x, const regard_gradients& g, const float* 
   return c.dk && (!g.dq.data || !g.dk.data || (sums && !dw)) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
 }
 
-int32_t forward(const regard_additive& x, regard_parallel parallel) {
+int32_t forward_blocks(const regard_additive& x, regard_parallel parallel) {
   const regard_call& c = x.call;
-  if (const int32_t wrong = check(x)) return wrong;
-  if (few_additive(c))
-    return x.code ? forward_few_rows<FeaturesFewRows>(x, parallel) : forward_few_rows<AdditiveFewRows>(x, parallel);
   float* memory = (float*)malloc((size_t)exponentials_size(c) * sizeof(float));
   if (!memory) return 1;
   const Exponentials keys = exponentials_places(c, memory);
@@ -69,14 +66,16 @@ int32_t forward(const regard_additive& x, regard_parallel parallel) {
   return failed;
 }
 
-int32_t backward(const regard_additive_gradients& given, regard_parallel parallel) {
+int32_t forward(const regard_additive& x, regard_parallel parallel) {
+  if (const int32_t wrong = check(x)) return wrong;
+  if (!few_additive(x.call)) return forward_blocks(x, parallel);
+  return x.code ? forward_few_rows<FeaturesFewRows>(x, parallel) : forward_few_rows<AdditiveFewRows>(x, parallel);
+}
+
+int32_t backward_blocks(const regard_additive_gradients& given, regard_parallel parallel) {
   const regard_additive& x = given.forward;
   const regard_gradients of = of_scores(given);
   const regard_call& c = x.call;
-  if (const int32_t wrong = check(x, of, given.dw)) return wrong;
-  if (few_additive_backward(c) && !Modifiers::wants_grad(of))
-    return x.code ? backward_few_rows<FeaturesFewRows>(x, of, given.dw, parallel)
-                  : backward_few_rows<AdditiveFewRows>(x, of, given.dw, parallel);
   Exponentials keys{};
   Gradients g{of, x, c, keys, Modifiers::sharing(of)};
   const int64_t heads = elements(c) * c.heads;
@@ -117,6 +116,47 @@ int32_t backward(const regard_additive_gradients& given, regard_parallel paralle
         given.dw[(row * c.heads + h) * c.dk + k] = (float)sum;
       }
   return failed;
+}
+
+// `width` floats for each query of each head, without gaps.
+regard_tensor floats_of_queries(const regard_call& c, float* data, int64_t width) {
+  regard_tensor t{};
+  t.data = data;
+  t.col = 1;
+  t.row = width;
+  t.head = c.nq * width;
+  int64_t step = c.heads * t.head;
+  for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) {
+    t.batch[n] = step;
+    step *= c.batch[n];
+  }
+  t.size = step;
+  t.dtype = REGARD_F32;
+  return t;
+}
+
+// The backward of blocks of a call whose forward was that of few rows. The two round scores differently, and weights of
+// large scores would not sum to 1: the forward of blocks runs first, for what their backward reads.
+int32_t backward_blocks_of_few_rows(regard_additive_gradients given, regard_parallel parallel) {
+  regard_call& c = given.forward.call;
+  const int64_t rows = elements(c) * c.heads * c.nq;
+  const Workspace memory((size_t)(rows * (c.dv + 2)) * sizeof(float));
+  if (!memory.at) return 1;
+  c.lse = {};
+  c.out = floats_of_queries(c, (float*)memory.at, c.dv);
+  c.row_stats = floats_of_queries(c, (float*)memory.at + rows * c.dv, 2);
+  const int32_t failed = forward_blocks(given.forward, parallel);
+  return failed ? failed : backward_blocks(given, parallel);
+}
+
+int32_t backward(const regard_additive_gradients& given, regard_parallel parallel) {
+  const regard_additive& x = given.forward;
+  const regard_gradients of = of_scores(given);
+  if (const int32_t wrong = check(x, of, given.dw)) return wrong;
+  if (!few_additive_backward(x.call)) return backward_blocks(given, parallel);
+  if (Modifiers::wants_grad(of)) return backward_blocks_of_few_rows(given, parallel);
+  return x.code ? backward_few_rows<FeaturesFewRows>(x, of, given.dw, parallel)
+                : backward_few_rows<AdditiveFewRows>(x, of, given.dw, parallel);
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ struct ScoreShare {
   int64_t row;
 };
 
-// Whether a call's backward is computed here: the backward of blocks, whose lanes are queries, is faster where lanes
-// are well filled.
+// Whether a call's backward is computed here, unless modifiers learn: the backward of blocks, whose lanes are queries,
+// is faster where lanes are well filled.
 static bool few_additive_backward(const regard_call& c) {
   return !c.invariant && !masks_tiles(c) && few_rows(c) <= kMaxRows && 2 * c.nq <= 3 * W;
 }

@@ -113,3 +113,24 @@ def test_their_bits_do_not_depend_on_threads(name: str, after: str) -> None:
         return torch.cat([g.flatten() for g in torch.autograd.grad(out.square().sum(), tensors)])
 
     assert check_threads(gradients).isfinite().all()
+
+
+LARGE = {
+    "Additive": rg.Additive(None, None, 1e5 * torch.linspace(-0.5, 0.5, WIDTH)),
+    "LeakyReLU": rg.Additive(None, None, 1e5 * torch.linspace(-0.2, 0.3, WIDTH), None, rg.LeakyReLU()),
+    "Elementwise": rg.Elementwise(lambda q, k: -1e4 * (q - k).abs()),
+}
+
+
+@pytest.mark.parametrize("learning", [False, True], ids=["constant", "learned"])
+@pytest.mark.parametrize("nq", [1, 5, 19, 24, 25, 70])
+@pytest.mark.parametrize("after", LARGE)
+def test_weights_of_large_scores_sum_to_1_in_the_backward(isa: str, after: str, nq: int, learning: bool) -> None:
+    """What a call learns must not decide which kernel computes its scores again: each rounds them in its own way."""
+    random = torch.Generator().manual_seed(nq)
+    q, k, v = (torch.randn(2, 6, n, WIDTH, generator=random) for n in (nq, 45, 45))
+    bias = torch.randn(nq, 45, generator=random).requires_grad_(learning)
+    cotangent = torch.randn(2, 6, nq, WIDTH, generator=random)
+    rg.attention(q, k, v.requires_grad_(), score=LARGE[after] >> rg.Bias(bias)).backward(cotangent)
+    assert v.grad is not None
+    torch.testing.assert_close(v.grad.sum(-2), cotangent.sum(-2), rtol=1e-4, atol=1e-4)
