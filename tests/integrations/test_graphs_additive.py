@@ -57,13 +57,14 @@ class Features(Layer):
         super().__init__(rg.Tanh(), then, mask)
         self.widths = torch.nn.Parameter(torch.rand(HEADS, WIDTH) + 0.5)
         self.gates = torch.nn.Parameter(torch.rand(HEADS, 1))
+        self.factor = torch.nn.Parameter(torch.rand(()))
 
     def similarity(self) -> rg.Score:
-        return rg.Elementwise(gaussian, tensors=(self.widths, self.gates))
+        return rg.Elementwise(gaussian, tensors=(self.widths, self.gates, self.factor))
 
 
-def gaussian(q: Tensor, k: Tensor, width: Tensor, gate: Tensor) -> Tensor:
-    return -(((q - k) / width) ** 2) * torch.sigmoid(gate) / WIDTH
+def gaussian(q: Tensor, k: Tensor, width: Tensor, gate: Tensor, factor: Tensor) -> Tensor:
+    return -(((q - k) / width) ** 2) * torch.sigmoid(gate) * factor / WIDTH
 
 
 LAYERS: dict[str, Callable[[], Layer]] = {
@@ -106,7 +107,8 @@ def test_compiled_it_is_one_node(name: str) -> None:
 def test_gradients(name: str) -> None:
     torch.compiler.reset()
     layer, given = LAYERS[name](), [t.requires_grad_() for t in inputs(33, 80)]
-    own = (layer.widths, layer.gates) if isinstance(layer, Features) else (layer.w_q, layer.w_k, layer.w, layer.b)
+    of_features = isinstance(layer, Features)
+    own = (layer.widths, layer.gates, layer.factor) if of_features else (layer.w_q, layer.w_k, layer.w, layer.b)
     leaves = [*given, *own, *([layer.t] if layer.then else [])]
     out, right = torch.compile(layer, backend="aot_eager", fullgraph=True)(*given), layer(*given)
     g = torch.randn_like(out)

@@ -134,3 +134,19 @@ def test_weights_of_large_scores_sum_to_1_in_the_backward(isa: str, after: str, 
     rg.attention(q, k, v.requires_grad_(), score=LARGE[after] >> rg.Bias(bias)).backward(cotangent)
     assert v.grad is not None
     torch.testing.assert_close(v.grad.sum(-2), cotangent.sum(-2), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(), (WIDTH,), (6, 1)], ids=str)
+@pytest.mark.parametrize("nq", [1, 19, 70])
+def test_weights_of_a_similarity_that_learns_sum_to_1_in_the_backward(
+    isa: str, nq: int, shape: tuple[int, ...]
+) -> None:
+    """A factor of one number may not be a constant forward and an operand backward, which rounds otherwise."""
+    random = torch.Generator().manual_seed(nq)
+    q, k, v = (torch.randn(2, 6, n, WIDTH, generator=random) for n in (nq, 45, 45))
+    factor = (1e4 + torch.rand(shape, generator=random)).requires_grad_()
+    score = rg.Elementwise(lambda q, k, w: -(q - k).abs() * w, (factor,))
+    cotangent = torch.randn(2, 6, nq, WIDTH, generator=random)
+    rg.attention(q, k, v.requires_grad_(), score=score).backward(cotangent)
+    assert v.grad is not None
+    torch.testing.assert_close(v.grad.sum(-2), cotangent.sum(-2), rtol=1e-4, atol=1e-4)

@@ -284,3 +284,40 @@ def test_a_backward_that_can_be_differentiated_again() -> None:
     for mine, true in zip(*found, strict=True):
         torch.testing.assert_close(mine, true, rtol=1e-3, atol=1e-3 * float(true.detach().abs().max()))
     assert plan_cache.plans()
+
+
+BEFORE = {"inference": torch.inference_mode, "no gradients": torch.no_grad}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("mask", [rg.Where(lambda b, h, i, j: (i + j) % 2 == 0), rg.Causal()], ids=["own", "Causal"])
+def test_a_call_that_learns_behind_one_that_does_not(mask: rg.Mask, before: str) -> None:
+    """The first call's graph and program are kept: they must have the derivatives that it did not need."""
+
+    @dataclass(frozen=True)
+    class Sloped(rg.Modifier):
+        """Of a class of its own, so that nothing is kept of it."""
+
+        slope: Tensor
+        each: Tensor
+
+        def modify(self, s: Tensor, at: Region) -> Tensor:
+            return s - torch.sigmoid(s) * at.heads(self.slope) * (at.i - at.j).abs() + at.keys(self.each) * at.j
+
+    with BEFORE[before]():
+        x = torch.randn(1, 2, 33, 8)
+        rg.attention(x, x, x, score=rg.ScaledDot() >> Sloped(torch.ones(2), torch.zeros(33)), mask=mask)
+        places = rg.Positions(torch.arange(33), torch.arange(33))
+        rg.attention(
+            x, x, x, score=rg.ScaledDot() >> Sloped(torch.ones(2), torch.zeros(33)), mask=mask, positions=places
+        )
+    for n in (20, 33):
+        given = [torch.randn(1, 2, n, 8), torch.rand(2), torch.rand(n) / 50]
+        q, slope, each = (t.requires_grad_() for t in given)
+        score = rg.ScaledDot() >> Sloped(slope, each)
+        found, right = (
+            torch.autograd.grad(rg.attention(q, q, q, score=score, mask=mask, **how).sin().sum(), (q, slope, each))
+            for how in ({}, {"backend": rg.Reference()})
+        )
+        for mine, expected in zip(found, right, strict=True):
+            torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ import regard as rg
 from needed import needs_kernels
 from pair_definition import BATCH, HEADS, Case, Mod, N, Numbers, definition, largest_errors
 from regard.compat.torch import explain_flex_attention, flex_attention
+from regard.core.region import Region
 
 pytestmark = needs_kernels
 
@@ -166,3 +170,39 @@ def test_a_backward_of_ones_own_is_called(function: Any) -> None:
         assert (mine - right).abs().max() <= 3e-5 * right.abs().max()
     plain = [t.float() for t in given]
     assert dict(explain_flex_attention(*plain, mod).facts)["backward"] == "the same kernels"
+
+
+@dataclass(frozen=True)
+class Doubly(rg.Modifier):
+    slope: Tensor
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return Straight.apply(s * at.heads(self.slope))
+
+
+WITH_ITS_OWN: dict[str, Callable[[Tensor], rg.Score]] = {
+    "modifier": lambda w: rg.ScaledDot() >> Doubly(w[:HEADS]),
+    "Elementwise": lambda w: rg.Elementwise(lambda q, k, w: Straight.apply(-(q - k).abs() * w), (w,)),
+    "Elementwise, modifier": lambda w: rg.Elementwise(lambda q, k: q * k / 16) >> Doubly(w[:HEADS]),
+    "Custom": lambda w: rg.Custom(lambda q, k, w: Straight.apply((q * w) @ k.mT), (w,)),
+}
+
+
+@pytest.mark.parametrize("before", [nullcontext, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", WITH_ITS_OWN)
+def test_a_backward_of_ones_own_is_called_in_each_score(name: str, before: Any) -> None:
+    """Also where the first call needed no gradients, or was traced where autograd records nothing."""
+    with before():
+        x = torch.randn(BATCH, HEADS, N, 16)
+        rg.attention(x, x, x, score=WITH_ITS_OWN[name](torch.ones(16)))
+    q, w = torch.randn(BATCH, HEADS, N, 16).requires_grad_(), torch.rand(16).requires_grad_()
+    score = WITH_ITS_OWN[name](w)
+    for _ in range(2):
+        found, right = (
+            torch.autograd.grad(rg.attention(q, q, q, score=score, **how).sin().sum(), (q, w))
+            for how in ({}, {"backend": rg.Reference()})
+        )
+        for mine, expected in zip(found, right, strict=True):
+            torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
+    said = "Straight, a torch.autograd.Function, has a backward of its own"
+    assert said in dict(rg.explain(q, q, q, score=score).facts)["backward"]

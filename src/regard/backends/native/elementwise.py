@@ -85,8 +85,11 @@ class ElementwiseKernels(KernelFamily):
         return "the kernels of sums over features have no rows that depend on no other"
 
     def why_streamed(self, problem: Problem, needs: tuple[bool, ...]) -> str | None:
-        known = 3 + len(problem.similarity.tensors())
-        return why_no_program_of_features(problem, needs[3:known]) or why_not_learned(problem, needs)
+        of_inputs = needs[3 : 3 + len(problem.similarity.tensors())]
+        why = why_no_program_of_features(problem, of_inputs)
+        if why is None and any((*needs[:2], *of_inputs)):
+            why = program_of_features(problem, of_inputs).own_derivative
+        return why or why_not_learned(problem, needs)
 
     def backward(
         self, problem: Problem, args: KernelArgs, saved: KernelResults, cotangents: Result, needs: tuple[bool, ...]

@@ -90,6 +90,8 @@ def _gradients(args: KernelArgs, saved: KernelResults, cotangents: Pair, wanted:
 
 def _like(operand: Tensor, g: Tensor) -> Tensor:
     """A gradient laid out as torch expects it; offsets have room for whole vectors at their end."""
+    if operand.dim() == 0:
+        return g.reshape(()).to(operand.dtype)
     return torch.nn.functional.pad(g, (0, operand.shape[-1] - g.shape[-1])).to(operand.dtype).contiguous()
 
 

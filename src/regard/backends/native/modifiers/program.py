@@ -124,9 +124,7 @@ def why_not_program_gradients(problem: Problem, of_scores: bool, wanted: Sequenc
     if in_graph(problem) or not (of_scores or any(wanted)) or 0 in problem.frame.shape:
         return None
     found = _program(problem, tuple(wanted) if any(wanted) else ())
-    if isinstance(found, str) or found.function is None:
-        return found if isinstance(found, str) else None
-    return f"{found.function}, a torch.autograd.Function, has a backward of its own"
+    return found if isinstance(found, str) else found.own_derivative
 
 
 class ProgramGradients(RepeatedGradients):

@@ -14,6 +14,7 @@ from regard.backends.native.programs.graph import Graph, Node, NotTraced
 from regard.backends.native.programs.lower import Program, Rows, lower
 from regard.backends.native.programs.lowering import Lowering
 from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERANDS
+from regard.backends.native.programs.reads import Read
 from regard.backends.native.programs.reverse import derivatives
 from regard.backends.native.programs.structure import graph_of_features
 from regard.call.problem import Problem
@@ -31,6 +32,12 @@ class _Features(Lowering):
         if x.op in _OF_PAIR:
             return self.code.add(Instruction("LOAD", (), _OF_PAIR[x.op]))
         return super()._computed(x)
+
+    def becomes_number(self, read: Read, t: Tensor) -> bool:
+        """Floats stay operands, as they are where they are learned: a number may become the factor of all terms, which
+        rounds otherwise, and a backward computes the scores of its forward again.
+        """
+        return not t.is_floating_point() and super().becomes_number(read, t)
 
 
 def why_no_program_of_features(problem: Problem, wanted: tuple[bool, ...] = ()) -> str | None:

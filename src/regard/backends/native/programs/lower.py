@@ -16,6 +16,7 @@ from regard.backends.native.programs.lowering import Lowering
 from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERANDS
 from regard.backends.native.programs.reads import Range, Read, broadcasts, extent, number_of
 from regard.backends.native.programs.reverse import bound, derivatives
+from regard.core.positions import Positions
 from regard.core.region import Frame
 from regard.core.tracing import seen_by_autograd
 from regard.core.value import number_key
@@ -39,6 +40,12 @@ class Program:
     learned: dict[int, Tensor]
     inputs: list[Tensor]
     function: str | None = None
+
+    @property
+    def own_derivative(self) -> str | None:
+        """Why its derivative is not that of what it computes, as a clause; None where it is."""
+        named = f"{self.function}, a torch.autograd.Function, has a backward of its own"
+        return None if self.function is None else named
 
     def gradients(self, by_operand: dict[int, Tensor]) -> list[Tensor]:
         """The gradients of `inputs` from those of the operands."""
@@ -106,17 +113,19 @@ def lower(
     kind, rows_of: how the graph's operations, and its result with the derivatives, become code; of scores by default.
     """
     given = [t.detach() for t in tensors]
-    exact = [_exact_copy(t, want) for t, want in zip(given, wanted, strict=True)] if any(wanted) else []
-    values, recorded = Values(frame, given), Values(frame, exact) if exact else None
-    inputs = [t for t in exact if t.requires_grad]
+    # what is kept has derivatives, also if this call needs none: a graph's operator, or a call in inference mode, whose
+    # tensors autograd takes as copies alone
+    with torch.inference_mode(False), torch.enable_grad():
+        exact = [_exact_copy(t, want) for t, want in zip(given, wanted, strict=True)] if any(wanted) else []
+        recorded = Values(_exact_frame(frame), exact) if exact else None
+    values, inputs = Values(frame, given), [t for t in exact if t.requires_grad]
 
     def made(lasting: bool, of_pairs: bool) -> tuple[Program, _Kept]:
         lowering = kind(values, HANDLERS, recorded, lasting, of_pairs)
         rows, learned = (rows_of or _rows)(lowering, lowering.as_float(lowering.value(graph.result)))
         return Program(rows, lowering.tensors, learned, inputs), _Kept.of(lowering, rows, list(learned))
 
-    # a program with derivatives may be asked for, and is kept, where an operator of a graph computes no more than out
-    with torch.enable_grad(), seen_by_autograd() if exact else nullcontext():
+    with torch.inference_mode(False), torch.enable_grad(), seen_by_autograd() if exact else nullcontext():
         return replace(_kept_or_made(graph, values, recorded, inputs, tuple(wanted), made), function=graph.function)
 
 
@@ -136,7 +145,8 @@ def lower_mask_graph(graph: Graph, frame: Frame, tensors: Sequence[Tensor]) -> P
         rows = torch.tensor(numbered, dtype=torch.int32, device="cpu")
         return Program(rows, lowering.tensors, {}, []), _Kept.of(lowering, rows, [])
 
-    return _kept_or_made(graph, values, None, [], (), made)
+    with torch.inference_mode(False):  # autograd saves the code that is kept
+        return _kept_or_made(graph, values, None, [], (), made)
 
 
 def _kept_or_made(
@@ -184,4 +194,16 @@ def _rows(lowering: Lowering, result: int) -> Rows:
 
 def _exact_copy(t: Tensor, wanted: bool) -> Tensor:
     """A tensor in float64, of which autograd records what is computed where its gradient is wanted."""
-    return t.to(torch.float64, copy=True).requires_grad_(wanted) if t.is_floating_point() else t
+    return t.to(torch.float64, copy=True).requires_grad_(wanted) if t.is_floating_point() else _ordinary(t)
+
+
+def _exact_frame(frame: Frame) -> Frame:
+    at = frame.positions
+    if not (at.q.is_inference() or at.k.is_inference()):
+        return frame
+    return replace(frame, positions=Positions(_ordinary(at.q), _ordinary(at.k)))
+
+
+def _ordinary(t: Tensor) -> Tensor:
+    """The same numbers in a tensor that autograd can save, which it cannot do with one that inference mode made."""
+    return t.clone() if t.is_inference() else t

@@ -122,12 +122,16 @@ class Lowering:
         shape, t = self.values.frame.shape, read.elements(self.values)
         if not broadcasts(t, self.values.frame):
             raise NotLowered(f"a tensor of shape {tuple(t.shape)} meets scores of {shape}")
-        placed = isinstance(read.node, Node) and not read.node.axes.isdisjoint(("i", "j"))
-        if t.numel() == 1 and self._recorded(read) is None and not (self.lasting and placed):
+        if self.becomes_number(read, t):
             one = number_of(t)
             self.numbers.append((read, one))
             return self.value(one)
         return self._instruction("LOAD", (), self._operand(read, t), axes=_axes(t))
+
+    def becomes_number(self, read: Read, t: Tensor) -> bool:
+        """Whether an operand, whose elements are t, is a number in the code."""
+        placed = isinstance(read.node, Node) and not read.node.axes.isdisjoint(("i", "j"))
+        return t.numel() == 1 and self._recorded(read) is None and not (self.lasting and placed)
 
     def _recorded(self, read: Read) -> Tensor | None:
         """What autograd recorded of an operand; None where no tensor that is learned has a part in it."""

@@ -38,8 +38,8 @@ class Recorder(DispatchMode):
     def recording(self) -> Generator[None, None, None]:
         """Records what runs inside. Raises NotTraced for any error that comes of it."""
         try:
-            # nothing requires a gradient; but where a function forbids them is recorded
-            with torch.enable_grad(), unseen_by_hooks(), _NoNumbers(), self:
+            # also of a call without gradients: where a function forbids them is recorded
+            with torch.inference_mode(False), torch.enable_grad(), unseen_by_hooks(), _NoNumbers(), self:
                 yield
         except NotTraced:
             raise
@@ -59,8 +59,7 @@ class Recorder(DispatchMode):
         """The tensors that modifiers or a mask hold; one that stands twice is two, known by identity."""
         found: list[Tensor] = []
         for n, t in enumerate(tensors):
-            own = t.detach().requires_grad_(t.is_floating_point()).view_as(t)
-            found.append(self.keep("tensor", (n,), "", own, aligned=False))
+            found.append(self.keep("tensor", (n,), "", self.differentiable(t), aligned=False))
         return found
 
     def _add(self, value: Tensor, node: Node) -> None:
@@ -73,12 +72,26 @@ class Recorder(DispatchMode):
         """The Node of a tensor, where it is one."""
         return self.nodes.get(id(x), x) if isinstance(x, Tensor) else x
 
-    def differentiable(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Scores of which autograd records what is computed: it knows the functions with derivatives of their own."""
+    @contextmanager
+    def _seen_by_autograd(self) -> Generator[None, None, None]:
+        """Here tensors are made of which autograd records what is computed: it knows the functions with derivatives of
+        their own. In a call without gradients too, since its graph may be kept for others.
+        """
         self.quiet = True
-        found = torch.zeros(shape, dtype=dtype, device="cpu").requires_grad_().clone()
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
         self.quiet = False
-        return found
+
+    def differentiable(self, t: Tensor) -> Tensor:
+        """The same numbers; of floats autograd records what is computed."""
+        with self._seen_by_autograd():
+            own = t.clone() if t.is_inference() else t.detach()
+            return own.requires_grad_(t.is_floating_point()).view_as(t)
+
+    def score(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Scores of which it does, and which a function may try to write to."""
+        with self._seen_by_autograd():
+            return torch.zeros(shape, dtype=dtype, device="cpu").requires_grad_().clone()
 
     def look_for_functions(self, found: Any) -> None:
         """Remembers a torch.autograd.Function that computed a part of what a modifier returns."""

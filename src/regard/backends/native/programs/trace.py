@@ -25,7 +25,7 @@ def trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype, kind: ty
     recorder = kind(len(frame.batch) + 3)
     region = TracedRegion(frame, recorder)
     shape = (*frame.batch, frame.heads, *region.size)
-    s = recorder.keep("score", (), "s", recorder.differentiable(shape, dtype))
+    s = recorder.keep("score", (), "s", recorder.score(shape, dtype))
     tensors = [t for stage in stages for t in stage.tensors()]
     rest = iter(recorder.given(tensors))
     own: list[Any] = [stage.with_tensors(rest) if stage.tensors() else stage for stage in stages]
@@ -33,9 +33,7 @@ def trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype, kind: ty
         for stage in own:
             pair = stage.of_pair()
             if pair is not None:
-                s = recorder.keep(
-                    "same", (_of_score(pair, recorder, s, dtype),), "sbhij", recorder.differentiable(shape, dtype)
-                )
+                s = recorder.keep("same", (_of_score(pair, recorder, s, dtype),), "sbhij", recorder.score(shape, dtype))
             elif type(stage) is Bias:
                 s = _plus(s, region.pairs(stage.bias).to(dtype))
             else:
@@ -88,7 +86,7 @@ def _of_score(fn: Callable[..., Tensor], recorder: Recorder, s: Tensor, dtype: t
     """fn(s, b, h, i, j) of single pairs, in the graph."""
     before = recorder.node_of(s)
     assert isinstance(before, Node)
-    score = recorder.differentiable((), dtype)
+    score = recorder.score((), dtype)
     return _of_pair(fn, recorder, recorder.keep_of_pair("same", (before,), before.axes, score))
 
 

@@ -17,16 +17,17 @@ def trace_features(similarity: Elementwise, frame: Frame, kind: type[Recorder] =
     heads, _, _, width = frame.shape
     recorder = kind(4)
     q, k = (
-        recorder.keep(name, (), "s", torch.zeros(heads, *pairs, width, dtype=torch.float32, device="cpu"))
+        recorder.keep(name, (), "s", recorder.score((heads, *pairs, width), torch.float32))
         for name, pairs in (("query", (2, 1)), ("key", (1, 3)))
     )
     tensors = [
-        recorder.keep("tensor", (n,), "", t.detach().float())
+        recorder.keep("tensor", (n,), "", recorder.differentiable(t.float()))
         for n, t in enumerate(similarity.aligned(similarity.inputs))
     ]
     with recorder.recording():
         found: Any = similarity.fn(q, k, *tensors)
+    recorder.look_for_functions(found)
     result = recorder.node_of(found)
     if not isinstance(result, Node):
         raise NotTraced("what its function returns does not depend on the pair")
-    return Graph(result, recorder.fixed)
+    return Graph(result, recorder.fixed, function=recorder.function)
