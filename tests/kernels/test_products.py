@@ -239,3 +239,10 @@ def test_what_is_no_function_of_the_product_says_why(fn: Any, why: str) -> None:
     found = rg.Native().why_not(case.problem, lse=True)
     assert found is not None and why in found
     check(testing.draw(FRAMES["few rows"], score=rg.Custom(fn)), backend=rg.Tiled())
+
+
+def test_a_function_that_holds_parameters_warns_of_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    layer, x = torch.nn.Linear(8, 8), torch.randn(2, 4, 12, 8)
+    with torch.no_grad():
+        rg.attention(x, x, x, score=rg.Custom(lambda q, k: layer(q) @ k.mT))
+    assert not [str(one.message) for one in recwarn if "regard" in one.filename]

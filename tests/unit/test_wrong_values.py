@@ -111,6 +111,8 @@ rg.attention(q, q, q, score=rg.ScaledDot() >> rg.Temperature(0))  # Temperature(
 rg.attention(q, q, q, score=rg.Bilinear(zeros(3, 3)))  # Bilinear.m has shape (3, 3); q and k need (..., 7, 7).
 rg.Custom(lambda q, k, w: q @ k.mT, zeros(4))  # Custom.tensors is a Tensor of float32; expected a tuple: write (w,) for one tensor w.
 rg.Elementwise(lambda q, k, w: q * k * w, tensors=zeros(4))  # Elementwise.tensors is a Tensor of float32; expected a tuple: write (w,) for one tensor w.
+rg.attention(q, q, q, score=rg.nn.AdditiveScore(7, 7, 4))  # score is an AdditiveScore; a module that makes a score is called: score=module(); a similarity fn(q, k) is Custom(fn).
+rg.Elementwise(lambda q, k: q * k * zeros(8))  # Elementwise.fn raises an error for some of the features (The size of tensor a (3) must match the size of tensor b (8) at non-singleton dimension 3). It is called with a few of them at a time: pass tensors with a number for each feature along, as in Elementwise(lambda q, k, w: ..., tensors=(w,)).
 rg.attention(q, q, q, score=rg.Custom(lambda q: q))  # Custom.fn cannot be called as fn(q, k): too many positional arguments. Write it as in Custom(lambda q, k: q @ k.mT).
 rg.attention(q, q, q, score=rg.Custom(lambda q, k: q))  # Custom.fn returned (2, 3, 1, 7) for q (2, 3, 1, 7) and k (2, 3, 1, 7); expected (2, 3, 1, 1).
 """  # noqa: E501

@@ -178,8 +178,8 @@ class Elementwise(Similarity):
         # no two alike, and none so large that a sum of exponentials would lose one
         x = torch.arange(heads * 5 * width, dtype=torch.float64, device=device).reshape(heads, 5, width).sin() + 1.5
         q, k, tensors = x[:, :2], x[:, 2:], self._aligned(torch.float64)
-        whole = self._terms((q, k, *tensors), slice(0, width))
         try:
+            whole = self._terms((q, k, *tensors), slice(0, width))
             part = self._terms((q[:, 1:], k[:, 1:], *tensors), slice(0, 2))
         except RuntimeError as error:
             raise TypeError(

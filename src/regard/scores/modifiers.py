@@ -29,7 +29,10 @@ from regard.scores.finite import finite_in, plus
 )
 @dataclass(frozen=True)
 class SoftCap(Modifier):
-    """s -> cap · tanh(s / cap): scores stay within ±cap. Raises ValueError unless cap > 0.
+    """s -> cap · tanh(s / cap): scores stay within ±cap.
+
+    cap: a number above 0 (ValueError), or a floating-point tensor () or (heads,), which may be learned. Tensors are not
+    checked: keep learned values positive, for example by exp.
 
     Source: Gemma 2 (arXiv 2408.00118), with cap 50.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from regard.core.value import Value, written
 
 
@@ -23,6 +25,8 @@ def way_to_score(x: Any) -> str | None:
         return f"a factor is ScaledDot(scale), and Temperature({x}) divides the scores by {x}"
     if x is None:
         return "leave it out"
+    if isinstance(x, nn.Module):
+        return "a module that makes a score is called: score=module(); a similarity fn(q, k) is Custom(fn)"
     if callable(x):
         return "call regard.compat.torch.flex_attention for a score_mod; a similarity fn(q, k) is Custom(fn)"
     return None

@@ -94,7 +94,8 @@ def _agrees(problem: Problem, modifier: OfProduct, inputs: Sequence[Tensor]) -> 
     right = modifier.fn(q.clone(), repeat_heads(k, problem.frame.heads).clone(), *inputs)
     if s.shape != right.shape or s.dtype != right.dtype:
         return False
-    error = 1e-3 * float(right.abs().nan_to_num(0, 0, 0).amax())  # the function may multiply the rounding of a product
+    # the function may multiply the rounding of a product
+    error = 1e-3 * float(right.detach().abs().nan_to_num(0, 0, 0).amax())
     return torch.allclose(s, right, rtol=1e-3, atol=error, equal_nan=True)
 
 
