@@ -31,6 +31,7 @@ from regard.masks.dense import Dense, Where
 from regard.scores.algebra import Score
 from regard.scores.elementwise import Elementwise
 from regard.scores.modifiers import Bias
+from regard.scores.similarity import Custom
 
 
 def plain(t: Tensor) -> bool:
@@ -100,7 +101,7 @@ def outline(item: Any, leaves: Leaves) -> Any:
     if isinstance(item, Tensor) and plain(item):
         leaves.append(item)
         return item.dtype, item.shape, item.stride()
-    if has_no_step(item) or isinstance(item, Elementwise):
+    if _is_traced(item) or isinstance(item, Elementwise):
         leaves.extend(map(_plain, item.tensors()))
         try:
             return key_of(item)
@@ -120,6 +121,13 @@ def outline(item: Any, leaves: Leaves) -> Any:
     if isinstance(item, Where):
         return kind, item.fn
     raise Open
+
+
+def _is_traced(stage: object) -> bool:
+    """Whether a stage of a score becomes a program of pairs: a modifier that a person wrote, or a Custom, see
+    backends/native/products.py.
+    """
+    return has_no_step(stage) or type(stage) is Custom
 
 
 def _equals_others(x: float) -> bool:
@@ -228,8 +236,8 @@ def structure_of(
     if backend is not None and not is_regards_own(type(backend)):
         return None
     stages = score.stages if isinstance(score, Score) else ()  # pyright: ignore[reportUnnecessaryIsInstance]
-    own = any(map(has_no_step, stages))
-    # a graph of modifiers that a person wrote follows from the shapes of all
+    own = any(map(_is_traced, stages))
+    # a graph of what a person wrote follows from the shapes of all
     leaves = Leaves(0 if own else q.dim(), q.shape[-2], k.shape[-2])
     try:
         outlines = outline(score, leaves), outline(mask, leaves), outline(sink, leaves)

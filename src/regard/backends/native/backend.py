@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -152,7 +152,10 @@ class Native(Backend):
         return traced(lower(problem, lower_mask(problem, tile), self.invariant))
 
     def plan(self, example: Example, training: bool) -> Plan | None:
-        family, problem = family_of(example.problem), example.problem
+        if rows_made(example.problem):
+            return None  # each call makes them
+        problem = with_product(example.problem)
+        family, example = family_of(problem), replace(example, problem=problem)
         rest = len(problem.tensors()) - len(example.needs)
         if training and family.why_streamed(problem, (*example.needs, *(False,) * rest)):
             return None

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from regard.backends.native.modifiers.program import why_no_program_of_scores
 from regard.backends.native.programs.graph import NotTraced
+from regard.backends.native.programs.structure import key_of
 from regard.backends.native.rows import Rows, other_use
 from regard.call.problem import Problem
 from regard.core.deferred import DeferredRows
+from regard.core.functions import Unknown
 from regard.core.region import Region
 from regard.core.shapes import repeat_heads
 from regard.core.tracing import data_unavailable, watched
@@ -23,6 +25,7 @@ from regard.scores.algebra import Modifier, Pipeline
 from regard.scores.similarity import Custom, Dot
 
 Gradients = tuple["Tensor | None", ...]
+_MOST = 256  # functions that are known to agree with themselves
 
 
 def with_product(problem: Problem) -> Problem:
@@ -80,11 +83,28 @@ def _product(problem: Problem, similarity: Custom) -> Problem | str:
     return why_no_program_of_scores(found) or found
 
 
-def _agrees(problem: Problem, modifier: OfProduct, inputs: Sequence[Tensor]) -> bool:
-    """Whether a Custom's function computes of a few rows what it does of stand-ins for them.
+_agreed = set[Any]()  # what was tried, by what the result follows from
 
-    It may ask what they are, or how many: isinstance(q, Tensor). The rows are the same for all calls.
+
+def _agrees(problem: Problem, modifier: OfProduct, inputs: Sequence[Tensor]) -> bool:
+    """Whether a Custom's function computes of a few rows what it does of stand-ins for them: tried once for each
+    function. One that looks at the numbers of a tensor becomes no program, whatever is found here.
     """
+    try:
+        key = key_of(modifier), problem.accumulate, len(problem.frame.batch)
+    except Unknown:
+        return _computes_the_same(problem, modifier, inputs)
+    if key not in _agreed:
+        if not _computes_the_same(problem, modifier, inputs):
+            return False
+        if len(_agreed) >= _MOST:
+            _agreed.clear()
+        _agreed.add(key)
+    return True
+
+
+def _computes_the_same(problem: Problem, modifier: OfProduct, inputs: Sequence[Tensor]) -> bool:
+    """It may ask what they are, or how many: isinstance(q, Tensor). The rows are the same for all calls."""
     q = _some_rows(problem, problem.frame.heads, 2, problem.q.shape[-1])
     k = _some_rows(problem, problem.key_heads, 3, problem.k.shape[-1])
     made = _rows(replace(problem, q=q, k=k), inputs)
