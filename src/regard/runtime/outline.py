@@ -7,7 +7,7 @@ whether there are positions and dropout.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -123,7 +123,7 @@ def outline(item: Any, leaves: Leaves) -> Any:
     raise Open
 
 
-def _is_traced(stage: object) -> bool:
+def _is_traced(stage: object) -> TypeGuard[Score]:
     """Whether a stage of a score becomes a program of pairs: a modifier that a person wrote, or a Custom, see
     backends/native/products.py.
     """
