@@ -8,7 +8,7 @@ gradients of q, k, v, the sink and every tensor of the score.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -272,18 +272,37 @@ def check_backend(backend: Backend, dtypes: tuple[torch.dtype, ...] = FLOATING, 
 
 
 def check_score(score: Score, at: Frame | None = None, width: int = 7) -> None:
-    """Checks that a score evaluated tile by tile has the same values and gradients; a modifier runs after ScaledDot.
+    """Checks that a score evaluated tile by tile has the same values and gradients, and that it reads no positions
+    where its class says so (`positional = False`). A modifier runs after ScaledDot.
 
     >>> import regard as rg
     >>> check_score(rg.SoftCap(3.0))
     """
     check_kinds(score, Everything(), None, None)
     whole = ScaledDot() >> score if isinstance(score, Modifier) else score
-    check(draw(frame() if at is None else at, dk=width, score=whole), Tiled(rows=4, keys=3))
+    at = frame() if at is None else at
+    call = draw(at, dk=width, score=whole)
+
+    def output(at: Frame) -> Tensor:
+        return answers(replace(call, positions=at.positions), Reference(), torch.float64, lse=False)["out"]
+
+    _check_compares_positions(whole, at, output)
+    check(call, Tiled(rows=4, keys=3))
+
+
+def _check_compares_positions(item: Score | Mask, at: Frame, answer: Callable[[Frame], Tensor]) -> None:
+    """Fails where positions change what a score or a mask answers, though it says that it compares none."""
+    if item.compares_positions():
+        return
+    others = replace(at, positions=Positions(3 * at.positions.q + 1, at.positions.k))
+    assert torch.equal(answer(at), answer(others)), (
+        f"{item!r} reads positions: leave out `positional = False`, or let compares_positions() return True"
+    )
 
 
 def check_mask(mask: Mask, at: Frame | None = None) -> None:
-    """Checks that a mask gives the same answer for a region as for the whole, and that covers and intervals agree.
+    """Checks that a mask gives the same answer for a region as for the whole, that covers and intervals agree, and that
+    it reads no positions where compares_positions() says so.
 
     >>> import regard as rg
     >>> check_mask(rg.Causal() & rg.Window(before=3, after=0))
@@ -291,6 +310,7 @@ def check_mask(mask: Mask, at: Frame | None = None) -> None:
     check_kinds(ScaledDot(), mask, None, None)
     at = frame() if at is None else at
     dense = mask.visible(at.region()).expand(at.shape)
+    _check_compares_positions(mask, at, lambda at: mask.visible(at.region()).expand(at.shape))
     for r, c in ((1, 1), (4, 3), (at.nq, at.nk)):
         tiling = at.tiling(r, c)
         covers = mask.cover(tiling).expand(*at.batch, at.heads, *tiling.shape)
