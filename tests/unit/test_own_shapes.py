@@ -103,3 +103,23 @@ def test_a_mask_that_answers_for_all_pairs_where_it_is_asked_about_some() -> Non
         rg.ShapeError, match=r"returned shape \(40, 33\) for pairs of shape \(2, 4, 7, 9\).*is Dense\(t\)"
     ):
         attend(rg.Tiled(rows=7, keys=9), mask=rg.Where(lambda b, h, i, j: whole))
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=repr)
+def test_a_tensor_with_a_number_for_other_heads_is_named(backend: Backend) -> None:
+    x = torch.randn(2, 4, 5, 8)
+    score = rg.Dot() >> Gained(torch.ones(3))
+    with pytest.raises(
+        rg.ShapeError, match=r"at\.heads\(t\): t has shape \(3,\); expected one number a head, \(4,\)\."
+    ):
+        rg.attention(x, x, x, score=score)
+    with pytest.raises((rg.ShapeError, rg.Unsupported)):
+        rg.attention(x, x, x, score=score, backend=backend)
+
+
+@dataclass(frozen=True)
+class Gained(rg.Modifier):
+    gain: Tensor
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s * at.heads(self.gain)

@@ -52,6 +52,9 @@ rg.attention()  # attention needs q, k and v; write attention(q, k, v)
 rg.attention([q], [q], [q])  # q is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__): write torch.stack(...), or p = pack(...) and p.values, p.mask for sequences of unequal lengths.
 rg.attention(rg.pack([q[0, 0]]), q, q)  # q is a Packed; expected a torch tensor or an array (NumPy, or any with __dlpack__): pass its values (for attention, heads before tokens) and mask=x.mask.
 rg.attention(q, rg.nn.GrowingCache(), q)  # k is a GrowingCache; expected a torch tensor or an array (NumPy, or any with __dlpack__): pass what it returns, *cache.append(k, v), and positions=cache.positions.
+rg.attention_state(q, q, q) | rg.attention_state(q[:, :, :3], q, q)  # | merges States of the same queries and other keys; their o have shapes (2, 3, 5, 7) and (2, 3, 3, 7).
+rg.nn.MultiHeadAttention.from_torch(torch.nn.Linear(3, 3))  # from_torch: layer is a Linear; expected torch.nn.MultiheadAttention.
+rg.nn.PagedCache(2, 4, 20, 4, 8, 8).crop([3, 4])  # crop: length is a list; write torch.tensor([3, 4]), one for each sequence.
 rg.nn.MultiHeadAttention(4, heads=2)(rg.pack([zeros(2, 4)]))  # x is a Packed; expected a tensor (*batch, n, 4): pass its values (for attention, heads before tokens) and mask=x.mask.
 rg.attention([[1.0]], [[1.0]], [[1.0]])  # q is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__): write torch.tensor(...).
 rg.attention(q, q.double(), q)  # k has dtype torch.float64, q has torch.float32; expected one dtype: convert with .to(...).
@@ -71,13 +74,14 @@ MASKS = """
 rg.attention(q, q, q, mask=rg.Dense(zeros(5, 4) > 0))  # Dense.allowed has shape (5, 4); expected one that broadcasts to (2, 3, 5, 5); a padding mask (batch, nk) is Dense(mask[:, None, None, :]), or Lengths(keys=mask.sum(-1))
 rg.attention(q, q, q, mask=rg.Dense(zeros(5, 5)))  # Dense.allowed has dtype torch.float32; expected torch.bool, True = may attend: a float mask added to the scores is score=... >> Bias(mask); 0 and 1 become a mask by
 rg.attention(q, q, q, mask=rg.Dense(zeros(2, 5) > 0))  # Dense.allowed has shape (2, 5); expected one that broadcasts to (2, 3, 5, 5); a padding mask (batch, nk) is Dense(mask[:, None, None, :]), or Lengths(keys=mask.sum(-1))
+rg.attention(q, q, q, mask=rg.Where(lambda b, h, i, j: i > j and j > 0))  # Where.fn asks whether a tensor of many pairs is true; write &, | and ~ for and, or and not, and torch.where for if.
 rg.attention(q, q, q, mask=rg.pack([zeros(5, 4)]))  # mask is a Packed; write x.mask, the mask that it has.
 rg.attention(q, q, q, mask=rg.nn.GrowingCache())  # mask is a GrowingCache; write x.mask, the mask that it has.
 rg.attention(q, q, q, mask=rg.Dense([[True]]))  # Dense.allowed is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__): write torch.tensor(...).
 rg.attention(q, q, q, mask=rg.Lengths(torch.tensor([3, 5, 2])))  # Lengths.keys has shape (3,); expected a number a sequence, (2,).
 rg.attention(q, q, q, mask=rg.Lengths(torch.tensor([3, 9])))  # Lengths.keys holds 3 to 9; expected numbers from 0 to 5.
 rg.attention(q, q, q, mask=rg.Lengths(torch.tensor([3.0, 5.0])))  # Lengths.keys has dtype torch.float32; expected integers.
-rg.attention(q, q, q, mask=rg.Lengths(5))  # Lengths.keys is an int; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.attention(q, q, q, mask=rg.Lengths(5))  # Lengths.keys is an int; expected a number for each sequence: write [5, ...], or torch.full((batch,), 5).
 rg.attention(q, q, q, mask=rg.Window(-1, 0))  # Window(before=-1): expected a count of keys besides the query's own, or None (unbounded).
 rg.attention(q, q, q, mask=rg.Window(before="3", after=0))  # Window.before is a str; expected an integer, or None (unbounded).
 rg.attention(q, q, q, mask=rg.Prefix(2.5))  # Prefix.n is 2.5, a float; expected an integer, or an integer tensor (*batch).

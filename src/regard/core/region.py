@@ -14,8 +14,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from regard.core.errors import ShapeError
 from regard.core.positions import Positions, resolve_positions
-from regard.core.shapes import blocks
+from regard.core.shapes import blocks, listed
 from regard.core.tracing import data_unavailable
 
 Index = slice | Tensor
@@ -138,7 +139,11 @@ class Region:
         return t[..., None, None, None]
 
     def heads(self, t: Tensor) -> Tensor:
-        """One number a head, (heads,) or ()."""
+        """One number a head, (heads,) or (). Raises ShapeError for another number of them."""
+        if t.dim() and t.shape[-1] not in (1, self.frame.heads):
+            raise ShapeError(
+                f"at.heads(t): t has shape {listed(t.shape)}; expected one number a head, ({self.frame.heads},)."
+            )
         return t[..., None, None] if t.dim() else t
 
     def pairs(self, t: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from regard.core.cotangents import linear_in
 from regard.core.dtypes import widen
 from regard.core.errors import ShapeError
-from regard.core.shapes import listed
+from regard.core.shapes import broadcast_shape, listed
 from regard.core.tracing import data_unavailable, finite
 from regard.core.value import with_shapes
 from regard.core.wrong_calls import kind_of
@@ -197,6 +197,8 @@ class State:
             raise TypeError(
                 f"| merges two States; one side is {kind_of(other)}: attention_state(q, k, v) makes a State."
             )
+        if self.o.shape != other.o.shape:
+            self._check_merges(other)
         m = torch.maximum(self.m, other.m)
         shift = _finite_shift(m)
         mine, theirs = torch.exp(self.m - shift), torch.exp(other.m - shift)
@@ -205,6 +207,17 @@ class State:
             self.l * mine + other.l * theirs,
             self.o * mine[..., None] + other.o * theirs[..., None],
         )
+
+    def _check_merges(self, other: State) -> None:
+        """ShapeError unless one shape broadcasts to the other."""
+        mine, theirs = self.o.shape, other.o.shape
+        try:
+            broadcast_shape(mine, theirs)
+        except ShapeError:
+            shapes = f"{listed(mine)} and {listed(theirs)}"
+            raise ShapeError(
+                f"| merges States of the same queries and other keys; their o have shapes {shapes}."
+            ) from None
 
     def __add__(self, other: object) -> NoReturn:
         raise TypeError("States are merged by | alone: write a | b.")

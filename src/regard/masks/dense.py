@@ -136,6 +136,13 @@ class Where(Mask):
             names = ("b", "h", "i", "j")  # batch, head, position of the query, position of the key
             check_parameters(self.fn, "Where.fn", names, "Where(lambda b, h, i, j: i >= j)")
             raise
+        except RuntimeError as error:
+            if "Boolean value of Tensor" not in str(error):
+                raise
+            raise TypeError(
+                "Where.fn asks whether a tensor of many pairs is true; write &, | and ~ for and, or and not, and "
+                "torch.where for if."
+            ) from error
         if not isinstance(seen, Tensor) or seen.dtype != torch.bool:  # pyright: ignore[reportUnnecessaryIsInstance]
             what = seen.dtype if isinstance(seen, Tensor) else type(seen).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"Where.fn returned {what}; expected a boolean tensor, True = may attend.")

@@ -53,6 +53,9 @@ LENGTHS_FIELDS = "keys", "queries", "first"
 def _checked(x: Any, name: str) -> Tensor | tuple[int, ...] | None:
     if type(x) in (list, tuple):
         return numbers(x, f"Lengths.{name}")
+    if type(x) is int:
+        way = f"[{x}, ...], or torch.full((batch,), {x})"
+        raise TypeError(f"Lengths.{name} is an int; expected a number for each sequence: write {way}.")
     return None if x is None else integers(x, f"Lengths.{name}", _IN_FRONT if name == "first" else _REAL)
 
 

@@ -20,6 +20,8 @@ H = TypeVar("H", bound=Heads)
 
 def from_torch(layer: nn.MultiheadAttention, build: Callable[..., H]) -> H:
     """What computes the same on (batch, n, d), built by MultiHeadAttention; see MultiHeadAttention.from_torch."""
+    if not isinstance(layer, nn.MultiheadAttention):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"from_torch: layer is {kind_of(layer)}; expected torch.nn.MultiheadAttention.")
     if layer.bias_k is not None or layer.bias_v is not None:
         raise Unsupported("nn.MultiheadAttention with add_bias_kv: its extra key and value have no counterpart here.")
     if layer.kdim != layer.vdim:

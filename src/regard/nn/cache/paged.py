@@ -18,7 +18,7 @@ from regard.core.paged import Paged, gather_rows
 from regard.core.positions import Positions, counted
 from regard.core.shapes import count_of
 from regard.core.tracing import outside_of_graphs
-from regard.core.wrong_calls import answers_wrong_calls
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.masks.algebra import Everything, Mask
 from regard.masks.ragged import Lengths, lengths_of_keys
 from regard.nn.cache.base import KVCache, check_tokens, read_before_tokens, writable
@@ -186,6 +186,8 @@ class PagedCache(KVCache):
         had = self._tables.lengths
         if isinstance(length, Tensor) and length.dim():
             wanted: list[int] = arrays.indices(length, "length").tolist()
+        elif isinstance(length, (list, tuple)):
+            raise TypeError(f"crop: length is {kind_of(length)}; write torch.tensor({length}), one for each sequence.")
         else:
             wanted = [arrays.whole_number(length, "crop: length")] * len(had)
         if len(wanted) != len(had):
