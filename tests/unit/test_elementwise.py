@@ -207,3 +207,10 @@ def test_other_widths_are_refused() -> None:
     q, k, v = QKV
     with pytest.raises(rg.ShapeError, match="Elementwise compares equal widths"):
         rg.attention(q, k[..., :3], v, score=rg.Elementwise(manhattan))
+
+
+def test_tensors_may_come_from_an_iterator() -> None:
+    """Such as the parameters of a module."""
+    layer = torch.nn.Linear(3, 1, bias=False)
+    score = rg.Elementwise(lambda q, k, w: q * k * w, tensors=(p[0] for p in layer.parameters()))
+    assert len(score.tensors()) == len(rg.Custom(lambda q, k, w: q @ k.mT, layer.parameters()).tensors()) == 1

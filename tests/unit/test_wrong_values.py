@@ -114,6 +114,7 @@ rg.attention(q, q, q, score=rg.ScaledDot() >> rg.SoftCap("50"))  # SoftCap.cap i
 rg.attention(q, q, q, score=rg.ScaledDot() >> rg.Temperature(0))  # Temperature(t=0.0): expected a finite number above 0.
 rg.attention(q, q, q, score=rg.Bilinear(zeros(3, 3)))  # Bilinear.m has shape (3, 3); q and k need (..., 7, 7).
 rg.Custom(lambda q, k, w: q @ k.mT, zeros(4))  # Custom.tensors is a Tensor of float32; expected a tuple: write (w,) for one tensor w.
+rg.Custom(lambda q, k, w: q @ k.mT, 3.0)  # Custom.tensors is a float; expected a tuple: write (w,) for one tensor w.
 rg.Elementwise(lambda q, k, w: q * k * w, tensors=zeros(4))  # Elementwise.tensors is a Tensor of float32; expected a tuple: write (w,) for one tensor w.
 rg.attention(q, q, q, score=rg.nn.AdditiveScore(7, 7, 4))  # score is an AdditiveScore; a module that makes a score is called: score=module(); a similarity fn(q, k) is Custom(fn).
 rg.Elementwise(lambda q, k: q * k * zeros(8))  # Elementwise.fn raises an error for some of the features (The size of tensor a (3) must match the size of tensor b (8) at non-singleton dimension 3). It is called with a few of them at a time: pass tensors with a number for each feature along, as in Elementwise(lambda q, k, w: ..., tensors=(w,)).

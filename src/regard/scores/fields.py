@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -22,10 +22,10 @@ def parameter(x: Any, name: str) -> Tensor:
 
 
 def parameters(tensors: Any, name: str) -> tuple[Tensor, ...]:
-    """Tensors that a score holds in a tuple: floating point, or TypeError. A tensor alone would be read row by row."""
-    if not isinstance(tensors, (tuple, list)):
+    """Tensors that a score holds in a tuple: floating point, or TypeError. An array alone would be read row by row."""
+    if hasattr(tensors, "dtype") or not isinstance(tensors, Iterable):
         raise TypeError(f"{name} is {kind_of(tensors)}; expected a tuple: write (w,) for one tensor w.")
-    return tuple([parameter(t, name) for t in cast("Sequence[Any]", tensors)])
+    return tuple([parameter(t, name) for t in cast("Iterable[Any]", tensors)])
 
 
 def number(x: Any, name: str) -> float | Tensor:
