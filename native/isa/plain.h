@@ -81,7 +81,7 @@ struct PlainIsa {
   // x, or the number of its sign that is `most` from 0 where that is nearer; infinities and NaN stay so.
   REGARD_INLINE vf bounded(vf x, float most) {
     const vf nearest = x < vf{} ? splat(-most) : splat(most), far = (vf)((vi)x & splat_int(0x7fffffff));
-    return (far < splat(__builtin_inff())) & (far > splat(most)) ? nearest : x;
+    return ((far < splat(__builtin_inff())) & (far > splat(most))) ? nearest : x;
   }
 
   REGARD_INLINE vf exp2(vf x) { return x; }
