@@ -140,7 +140,7 @@ class Region:
 
     def heads(self, t: Tensor) -> Tensor:
         """One number a head, (heads,) or (). Raises ShapeError for another number of them."""
-        if t.dim() and t.shape[-1] not in (1, self.frame.heads):
+        if t.dim() and t.shape[-1] != 1 and t.shape[-1] != self.frame.heads:  # in graphs `in` knows no symbols
             raise ShapeError(
                 f"at.heads(t): t has shape {listed(t.shape)}; expected one number a head, ({self.frame.heads},)."
             )
