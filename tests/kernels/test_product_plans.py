@@ -57,9 +57,7 @@ def both(given: list[Tensor], score: rg.Score, **options: Any) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize(
-    "mask", [rg.Everything(), rg.Causal(), rg.Where(lambda b, h, i, j: (i + j) % 3 != 0)], ids=repr
-)
+@pytest.mark.parametrize("mask", [rg.Everything(), rg.Causal(), THIRD], ids=repr)
 def test_lengths_and_tensors_are_those_of_the_call(mask: rg.Mask) -> None:
     for nq, nk in LENGTHS:
         score = rg.Custom(by_head, (torch.rand(4), torch.rand(1)))

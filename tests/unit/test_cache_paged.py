@@ -202,3 +202,10 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match=r"PagedCache.page_size is 0; expected 1 or more"):
         PagedCache(1, 1, 1, 0, 1, 1)
     assert cache.length == 11
+
+
+def test_lengths_to_crop_to_may_be_a_list() -> None:
+    cache = rg.nn.PagedCache(2, 4, 20, 4, 8, 8)
+    cache.append(torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8))
+    cache.crop([3, 5])
+    assert cache.lengths.tolist() == [3, 5]

@@ -54,7 +54,7 @@ rg.attention(rg.pack([q[0, 0]]), q, q)  # q is a Packed; expected a torch tensor
 rg.attention(q, rg.nn.GrowingCache(), q)  # k is a GrowingCache; expected a torch tensor or an array (NumPy, or any with __dlpack__): pass what it returns, *cache.append(k, v), and positions=cache.positions.
 rg.attention_state(q, q, q) | rg.attention_state(q[:, :, :3], q, q)  # | merges States of the same queries and other keys; their o have shapes (2, 3, 5, 7) and (2, 3, 3, 7).
 rg.nn.MultiHeadAttention.from_torch(torch.nn.Linear(3, 3))  # from_torch: layer is a Linear; expected torch.nn.MultiheadAttention.
-rg.nn.PagedCache(2, 4, 20, 4, 8, 8).crop([3, 4])  # crop: length is a list; write torch.tensor([3, 4]), one for each sequence.
+rg.nn.PagedCache(2, 4, 20, 4, 8, 8).crop([3.5, 4])  # crop: a length is 3.5; expected an integer.
 rg.nn.MultiHeadAttention(4, heads=2)(rg.pack([zeros(2, 4)]))  # x is a Packed; expected a tensor (*batch, n, 4): pass its values (for attention, heads before tokens) and mask=x.mask.
 rg.attention([[1.0]], [[1.0]], [[1.0]])  # q is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__): write torch.tensor(...).
 rg.attention(q, q.double(), q)  # k has dtype torch.float64, q has torch.float32; expected one dtype: convert with .to(...).

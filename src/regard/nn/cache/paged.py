@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from regard.core.paged import Paged, gather_rows
 from regard.core.positions import Positions, counted
 from regard.core.shapes import count_of
 from regard.core.tracing import outside_of_graphs
-from regard.core.wrong_calls import answers_wrong_calls, kind_of
+from regard.core.wrong_calls import answers_wrong_calls
 from regard.masks.algebra import Everything, Mask
 from regard.masks.ragged import Lengths, lengths_of_keys
 from regard.nn.cache.base import KVCache, check_tokens, read_before_tokens, writable
@@ -181,13 +182,13 @@ class PagedCache(KVCache):
         if isinstance(self._appended, list):
             self._appended = [self._appended[b] for b in chosen]
 
-    def crop(self, length: int | Tensor) -> None:
+    def crop(self, length: int | Sequence[int] | Tensor) -> None:
         """Removes all tokens after the first `length`, a number or one for each sequence, (batch,)."""
         had = self._tables.lengths
         if isinstance(length, Tensor) and length.dim():
             wanted: list[int] = arrays.indices(length, "length").tolist()
         elif isinstance(length, (list, tuple)):
-            raise TypeError(f"crop: length is {kind_of(length)}; write torch.tensor({length}), one for each sequence.")
+            wanted = [arrays.whole_number(n, "crop: a length") for n in length]
         else:
             wanted = [arrays.whole_number(length, "crop: length")] * len(had)
         if len(wanted) != len(had):

@@ -44,8 +44,7 @@ class Program:
     @property
     def own_derivative(self) -> str | None:
         """Why its derivative is not that of what it computes, as a clause; None where it is."""
-        named = f"{self.function}, a torch.autograd.Function, has a backward of its own"
-        return None if self.function is None else named
+        return self.function and f"{self.function}, a torch.autograd.Function, has a backward of its own"
 
     def gradients(self, by_operand: dict[int, Tensor]) -> list[Tensor]:
         """The gradients of `inputs` from those of the operands."""
