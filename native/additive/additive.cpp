@@ -118,23 +118,6 @@ int32_t backward_blocks(const regard_additive_gradients& given, regard_parallel 
   return failed;
 }
 
-// `width` floats for each query of each head, without gaps.
-regard_tensor floats_of_queries(const regard_call& c, float* data, int64_t width) {
-  regard_tensor t{};
-  t.data = data;
-  t.col = 1;
-  t.row = width;
-  t.head = c.nq * width;
-  int64_t step = c.heads * t.head;
-  for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) {
-    t.batch[n] = step;
-    step *= c.batch[n];
-  }
-  t.size = step;
-  t.dtype = REGARD_F32;
-  return t;
-}
-
 // The backward of blocks of a call whose forward was that of few rows. The two round scores differently, and weights of
 // large scores would not sum to 1: the forward of blocks runs first, for what their backward reads.
 int32_t backward_blocks_of_few_rows(regard_additive_gradients given, regard_parallel parallel) {
@@ -143,8 +126,8 @@ int32_t backward_blocks_of_few_rows(regard_additive_gradients given, regard_para
   const Workspace memory((size_t)(rows * (c.dv + 2)) * sizeof(float));
   if (!memory.at) return 1;
   c.lse = {};
-  c.out = floats_of_queries(c, (float*)memory.at, c.dv);
-  c.row_stats = floats_of_queries(c, (float*)memory.at + rows * c.dv, 2);
+  c.out = without_gaps(memory.at, c.batch, c.heads, c.nq, c.dv);
+  c.row_stats = without_gaps((float*)memory.at + rows * c.dv, c.batch, c.heads, c.nq, 2);
   const int32_t failed = forward_blocks(given.forward, parallel);
   return failed ? failed : backward_blocks(given, parallel);
 }

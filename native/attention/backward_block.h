@@ -80,8 +80,7 @@ REGARD_NOINLINE void score_keys(const Block<V>& b, const Tile& t, float* kept, c
   x.plain |= Program::used(b.c);
   by_rows<backward_rows_at_once(V)>(x,
                                     [&](auto keys, int64_t n) { score_some<V, Op, keys.count>(b, t, kept, k, x, n); });
-  vf top[V] = {};  // which the weights do without: they are relative to lse
-  if (Program::used(b.c)) run_program<V>(b, t, b.w.s, x.from, x.to, kept, top);
+  if (Program::used(b.c)) run_program<V>(b, t, b.w.s, x.from, x.to, kept);
 }
 
 template <int V>

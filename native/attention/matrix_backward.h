@@ -46,8 +46,7 @@ static void run_steps(const BackwardCall& w, const BackwardScratch& s, const Pla
     if (!Program::used(c)) apply_steps<kVectors>(b, t, n, scores, s.kept + n * kQueries);
     for (int v = 0; v < kVectors; ++v) store(x.p + n * kQueries + v * W, scores[v]);
   }
-  vf top[kVectors] = {};  // which the weights do without: they are relative to lse
-  if (Program::used(c)) run_program<kVectors>(b, t, x.p, x.from, x.to, s.kept, top);
+  if (Program::used(c)) run_program<kVectors>(b, t, x.p, x.from, x.to, s.kept);
   weigh_floats<parts>(b, t, x);
   if (w.scores)
     Modifiers::backward(b, t, ScoreGradients{w.g, x.ds, s.kept, x.from, x.to}, w.sums,

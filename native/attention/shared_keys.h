@@ -73,16 +73,9 @@ struct SharedKeys {
 
   // A contiguous tensor.
   regard_tensor tensor(void* data, int64_t width) const {
-    regard_tensor t{};
-    t.data = data;
-    t.col = 1;
-    t.row = width;
-    t.head = rows() * width;
-    int64_t step = c.key_heads * t.head;
-    for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) {
-      t.batch[n] = batch[n] == c.batch[n] ? step : 0;
-      step *= batch[n];
-    }
+    regard_tensor t = without_gaps(data, batch, c.key_heads, rows(), width);
+    for (int n = 0; n < REGARD_BATCH_AXES; ++n)
+      if (batch[n] != c.batch[n]) t.batch[n] = 0;
     return t;
   }
 

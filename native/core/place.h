@@ -77,6 +77,21 @@ static Place place_in_batch(const regard_call& c, int64_t b) {
   return p;
 }
 
+// `width` floats for each of the rows of each head, without gaps. batch: how many there are along each of its axes.
+static regard_tensor without_gaps(void* data, const int64_t* batch, int64_t heads, int64_t rows, int64_t width) {
+  regard_tensor t{};
+  t.data = data;
+  t.col = 1;
+  t.row = width;
+  t.head = rows * width;
+  int64_t step = heads * t.head;
+  for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) {
+    t.batch[n] = step;
+    step *= batch[n];
+  }
+  return t;
+}
+
 // A block of at most `most` queries, from `row` on.
 static Place place_at(const regard_call& c, int64_t b, int64_t head, int64_t row, int64_t most = kQueries) {
   Place p = place_in_batch(c, b);

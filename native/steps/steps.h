@@ -104,6 +104,13 @@ static void run_program(const Block<V>& b, const Tile& t, float* s, int64_t from
     }
 }
 
+// The same for a backward, whose weights are relative to what the forward found.
+template <int V>
+static void run_program(const Block<V>& b, const Tile& t, float* s, int64_t from, int64_t to, float* kept) {
+  vf top[V] = {};
+  run_program<V>(b, t, s, from, to, kept, top);
+}
+
 // The same for one query and W keys; derivative: 1, which becomes the modifiers' derivative.
 static vf apply_steps(const RowKeys& x, vf s, vf& derivative) {
   Modifiers::apply(x, s, derivative);
