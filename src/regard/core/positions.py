@@ -72,6 +72,12 @@ class Positions(Value):
         return self.__dict__.get("_span")
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """How many queries and how many keys they are."""
+        span = self.span  # whose tensors would be made
+        return (self.q.shape[-1], self.k.shape[-1]) if span is None else (span.q[1], span.k[1])
+
+    @property
     def consecutive(self) -> bool:
         """Whether the positions of queries and of keys count up by one, the same in all sequences.
 

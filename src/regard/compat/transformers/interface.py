@@ -213,16 +213,22 @@ def _chosen(indices: Tensor, nk: int) -> Mask:
     return Dense(named[:, None, :, :nk])
 
 
-def _score(scaling: float | None, softcap: float | None, *added: RelativeTable | Tensor | None) -> Score:
+def _score(
+    scaling: float | None,
+    softcap: float | None,
+    bias: RelativeTable | Tensor | None = None,
+    numbers: Tensor | None = None,
+) -> Score:
+    """bias: what the model computed; numbers: those of a mask, which may be the user's."""
     score: Score = ScaledDot(scaling)
     if softcap is not None:
         score = score >> SoftCap(softcap)
-    for bias in added:
-        if isinstance(bias, RelativeTable):
-            score = score >> bias.stage
-    biases = [bias for bias in added if isinstance(bias, Tensor)]
+    if isinstance(bias, RelativeTable):
+        score, bias = score >> bias.stage, None
+    if bias is None:
+        return score if numbers is None else score >> Bias(numbers)
     # one bias, which the native kernels take
-    return score >> Bias(sum(biases[1:], biases[0])) if biases else score
+    return score >> Bias.around(bias if numbers is None else bias + numbers)
 
 
 def _attention_call(

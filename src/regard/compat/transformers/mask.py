@@ -71,7 +71,7 @@ class LazyMask(WrittenOut):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        return self.batch, 1, self.positions.q.shape[-1], self.positions.k.shape[-1]
+        return self.batch, 1, *self.positions.counts
 
     @property
     def device(self) -> torch.device:

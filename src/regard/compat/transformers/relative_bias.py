@@ -61,7 +61,7 @@ class RelativeTable(WrittenOut):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        return 1, self.table.shape[1], self.positions.q.shape[-1], self.positions.k.shape[-1]
+        return 1, self.table.shape[1], *self.positions.counts
 
     @property
     def _span(self) -> Span:
@@ -114,9 +114,14 @@ class NoTable(WrittenOut):
 
 
 def without_zeros(bias: RelativeTable | NoTable | Tensor | None) -> RelativeTable | Tensor | None:
-    """The bias, None where it adds nothing: UMT5 makes zeros for cross-attention."""
+    """The bias, None where it adds nothing: UMT5 makes zeros for cross-attention.
+
+    One of one query is not read: to add zeros costs less.
+    """
     if not isinstance(bias, Tensor):
         return None if isinstance(bias, NoTable) else bias
+    if bias.dim() > 1 and bias.shape[-2] == 1:
+        return bias
     if not bias.is_cpu or bias.requires_grad or data_unavailable(bias) or bias.numel() == 0:
         return bias
     if torch.autograd.forward_ad.unpack_dual(bias).tangent is not None:

@@ -43,8 +43,7 @@ class StaticMask(LazyMask):
         return self.form.write(self.in_graphs.on(nq, nk, batch=(batch,)).dense().expand(self.sizes))
 
     def __post_init__(self) -> None:
-        queries, keys = self.positions.q.shape[-1], self.positions.k.shape[-1]
-        object.__setattr__(self, "sizes", (self.batch, 1, queries, keys))
+        object.__setattr__(self, "sizes", (self.batch, 1, *self.positions.counts))
         super().__post_init__()
         object.__setattr__(self, "in_graphs", self._by_indices())
 
