@@ -260,7 +260,7 @@ def many(*numbers: int) -> Tensor:
     return torch.tensor(numbers)
 
 
-POOL, SLOPES = torch.zeros(6, 4, 4, 8), torch.rand(2, 4)
+POOL, SLOPES, TABLE = torch.zeros(6, 4, 4, 8), torch.rand(2, 4), torch.zeros(1, 2, dtype=torch.int32)
 PACKED = torch.zeros(7, 4, 8)
 
 
@@ -308,6 +308,27 @@ def test_totals_that_do_not_fit(cu: Tensor, error: type[Exception], slopes: Tens
         (lambda: stepped(many(-1, 2)), ValueError, "lengths of 0 or more"),
         (lambda: stepped(many(1, 2, 3)), rg.ShapeError, "cache_seqlens has shape"),
         (lambda: stepped(rotary_cos=torch.ones(2, 4), rotary_sin=torch.ones(2, 4)), rg.ShapeError, "position 3 is rot"),
+        (lambda: stepped(rotary_cos=torch.ones(9, 4)), ValueError, "rotary_cos is given without rotary_sin"),
+        (
+            lambda: stepped(rotary_cos=torch.ones(9, 4), rotary_sin=torch.ones(9, 1)),
+            rg.ShapeError,
+            r"rotary_sin \(9, 1\)",
+        ),
+        (lambda: stepped(rotary_cos=torch.ones(9, 5), rotary_sin=torch.ones(9, 5)), rg.ShapeError, "at most 8 featur"),
+        (lambda: stepped(v=None), ValueError, "k is given without v"),
+        (lambda: stepped(k=None), ValueError, "v is given without k"),
+        (lambda: stepped(k=torch.ones(2, 1, 1, 8)), rg.ShapeError, "k has shape"),
+        (lambda: stepped(v=torch.ones(1, 1, 4, 8)), rg.ShapeError, "v has shape"),
+        (lambda: stepped(v=torch.ones(2, 2, 4, 8)), rg.ShapeError, "v has shape"),
+        (lambda: stepped(k=torch.ones(2, 1, 4, 1)), rg.ShapeError, "as k_cache of shape"),
+        (lambda: stepped(k=torch.ones(2, 4, 8)), rg.ShapeError, "k has shape"),
+        (lambda: stepped(v=torch.ones(2, 1, 4, 8).half()), TypeError, "v has dtype torch.float16, v_cache"),
+        (lambda: flash_attn_with_kvcache(Q, K, K[:, :1]), rg.ShapeError, "k_cache and v_cache have shapes"),
+        (
+            lambda: flash_attn_varlen_func(PACKED, POOL, POOL[:, :2], many(0, 7), many(0, 4), 7, 4, block_table=TABLE),
+            rg.ShapeError,
+            "k and v have shapes",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(call: Any, error: type[Exception], said: str) -> None:
@@ -320,4 +341,27 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(call: Any, erro
 def stepped(lengths: Tensor | None = None, **given: Any) -> Tensor:
     """A step of two sequences that would write ones to the pool."""
     new, seqlens = torch.ones(2, 1, 4, 8), many(1, 3) if lengths is None else lengths
-    return flash_attn_with_kvcache(new, POOL, POOL, new, new, cache_seqlens=seqlens, causal=True, **given)
+    given = {"k": new, "v": new, **given}
+    return flash_attn_with_kvcache(new, POOL, POOL, cache_seqlens=seqlens, causal=True, **given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (8, 0)}], ids=str)
+@pytest.mark.parametrize("behind", [-1, 4, 10**6])
+def test_a_table_may_say_anything_behind_the_pages_of_a_sequence(
+    dtype: torch.dtype, options: dict[str, Any], behind: int
+) -> None:
+    k, v = torch.randn(2, 4, 16, 2, 8, dtype=dtype).unbind(0)
+    q, lengths = torch.randn(2, 1, 4, 8, dtype=dtype), many(20, 9)
+    tables = [torch.tensor([[0, 1], [2, other]], dtype=torch.int32) for other in (behind, 3)]
+    found, right = (flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=t, **options) for t in tables)
+    torch.testing.assert_close(found, right, rtol=0, atol=0)
+
+
+def test_an_empty_batch_may_have_slopes_for_each_sequence() -> None:
+    none, slopes = torch.zeros(0, 3, 4, 8), torch.rand(0, 4)
+    assert flash_attn_func(none, none, none, alibi_slopes=slopes).shape == (0, 3, 4, 8)
+    assert flash_attn_with_kvcache(none, POOL, POOL, alibi_slopes=slopes).shape == (0, 3, 4, 8)
+    packed_none = none.flatten(0, 1)
+    out = flash_attn_varlen_func(packed_none, packed_none, packed_none, many(0), many(0), 0, 0, alibi_slopes=slopes)
+    assert out.shape == (0, 4, 8)

@@ -30,18 +30,24 @@ import torch
 from torch import Tensor
 
 from regard.compat.flash_attention_checks import (
+    check_axes,
+    check_new_rows,
+    check_pools,
     check_slopes,
+    check_together,
     checked_lengths,
     checked_rows,
     checked_table,
     checked_totals,
+    pages_in_use,
+    refuse_probabilities,
 )
 from regard.compat.flash_attention_rows import packed_rows, rotated, write_rows
 from regard.core.dropout import Dropout
-from regard.core.errors import ShapeError, Unsupported
+from regard.core.errors import Unsupported
 from regard.core.paged import Paged
 from regard.core.positions import Positions, tail
-from regard.core.shapes import count_of, listed
+from regard.core.shapes import count_of
 from regard.masks.algebra import Everything, Mask
 from regard.masks.convert import check_as_many, cu_seqlens_positions, from_cu_seqlens, from_flash_window
 from regard.masks.positional import Causal
@@ -77,10 +83,10 @@ def flash_attn_func(
     >>> flash_attn_func(q, k, k, causal=True, window_size=(4, 0)).shape
     torch.Size([2, 3, 8, 16])
     """
-    _check_axes(("q", q), ("k", k), ("v", v), shape="(batch, n, heads, d)")
-    _refuse_probabilities(return_attn_probs, dropout_p)
+    check_axes(("q", q), ("k", k), ("v", v), shape="(batch, n, heads, d)")
+    refuse_probabilities(return_attn_probs, dropout_p)
 
-    if _by_sequence(alibi_slopes):
+    if _by_sequence(alibi_slopes) and len(q):
         check_slopes(alibi_slopes, len(q), q.shape[2])
         options = (dropout_p, softmax_scale, causal, window_size, softcap)
         rows = (slice(b, b + 1) for b in range(len(q)))
@@ -88,7 +94,7 @@ def flash_attn_func(
         out, lse = (torch.cat(t) for t in list(zip(*parts, strict=True))[:2])
     else:
         mask, positions = _mask(causal, window_size), tail(q.shape[1], k.shape[1], q.device)
-        score = _score(softmax_scale, softcap, alibi_slopes)
+        score = _score(softmax_scale, softcap, None if _by_sequence(alibi_slopes) else alibi_slopes)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         out, lse = _attend(q, k, v, score, mask, positions, dropout_p)
     return (out, lse, None) if return_attn_probs else out
@@ -125,14 +131,16 @@ def flash_attn_varlen_func(
     >>> flash_attn_varlen_func(x, x, x, cu, cu, 4, 4, causal=True).shape
     torch.Size([7, 4, 16])
     """
-    _check_axes(("q", q), shape="(total, heads, d)")
-    _refuse_probabilities(return_attn_probs, dropout_p)
+    check_axes(("q", q), shape="(total, heads, d)")
+    refuse_probabilities(return_attn_probs, dropout_p)
     if block_table is not None:
+        check_axes(("k", k), ("v", v), shape="(pages, page_size, hk, d)")
+        check_pools(k, v, "k and v", paged=True)
         k, v = (packed_rows(pool, block_table, cu_seqlens_k) for pool in (k, v))
-    _check_axes(("k", k), ("v", v), shape="(total, heads, d)")
+    check_axes(("k", k), ("v", v), shape="(total, heads, d)")
     cu_seqlens_q = checked_totals(cu_seqlens_q, "cu_seqlens_q", len(q))
     cu_seqlens_k = checked_totals(cu_seqlens_k, "cu_seqlens_k", len(k))
-    if _by_sequence(alibi_slopes):
+    if _by_sequence(alibi_slopes) and len(cu_seqlens_q) > 1:
         check_as_many(cu_seqlens_q, cu_seqlens_k)
         check_slopes(alibi_slopes, len(cu_seqlens_q) - 1, q.shape[1])
         options = (dropout_p, softmax_scale, causal, window_size, softcap)
@@ -145,7 +153,7 @@ def flash_attn_varlen_func(
     else:
         mask = from_cu_seqlens(cu_seqlens_q, cu_seqlens_k) & _mask(causal, window_size)
         positions = cu_seqlens_positions(cu_seqlens_q, cu_seqlens_k)
-        score = _score(softmax_scale, softcap, alibi_slopes)
+        score = _score(softmax_scale, softcap, None if _by_sequence(alibi_slopes) else alibi_slopes)
         q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
         out, lse = _attend(q, k, v, score, mask, positions, dropout_p)
     return (out[0], lse[0], None) if return_attn_probs else out[0]
@@ -185,7 +193,8 @@ def flash_attn_with_kvcache(
                       m + width / 2
 
     Returns out (batch, nq, heads, d), with return_softmax_lse also the lse (batch, heads, nq). No gradients.
-    Raises ShapeError for shapes that do not fit, ValueError if the cache is too small or rotation has no new keys,
+    Raises ShapeError for shapes that do not fit, TypeError for new rows of another dtype than the cache, ValueError if
+    the cache is too small, for k without v or rotary_cos without rotary_sin, and for rotation without new keys,
     Unsupported for rotation with cache_leftpad.
 
     >>> cache = torch.zeros(2, 10, 4, 16)
@@ -193,7 +202,10 @@ def flash_attn_with_kvcache(
     >>> flash_attn_with_kvcache(q, cache, cache.clone(), k, k, cache_seqlens=torch.tensor([3, 5]), causal=True).shape
     torch.Size([2, 1, 4, 16])
     """
-    _check_axes(("q", q), ("k_cache", k_cache), ("v_cache", v_cache), shape="(batch, n, heads, d)")
+    check_axes(("q", q), ("k_cache", k_cache), ("v_cache", v_cache), shape="(batch, n, heads, d)")
+    check_pools(k_cache, v_cache, "k_cache and v_cache", block_table is not None)
+    check_new_rows(k, v, (k_cache, v_cache), len(q))
+    check_together(rotary_cos=rotary_cos, rotary_sin=rotary_sin)
     with torch.no_grad():
         batch, nq = q.shape[:2]
         if block_table is not None:
@@ -221,9 +233,10 @@ def flash_attn_with_kvcache(
             raise ValueError(
                 f"the cache has room for {count_of(room, 'token')}; {n} were to be held. Allocate a larger cache."
             )
+        table = pages_in_use(table, total, k_cache.shape[1], len(k_cache))
         if k is not None and v is not None:
             write_rows((k_cache, v_cache), (k, v), table, held)
-        if _by_sequence(alibi_slopes):
+        if _by_sequence(alibi_slopes) and batch:
             check_slopes(alibi_slopes, batch, q.shape[2])
             pads = [None] * batch if cache_leftpad is None else cache_leftpad[:, None]
             options = (softmax_scale, causal, window_size, softcap, rotary_interleaved)
@@ -243,7 +256,7 @@ def flash_attn_with_kvcache(
             if cache_leftpad is not None:
                 mask = mask & Lengths(first=cache_leftpad.clamp(max=n))
             keys, values = (Paged(t.transpose(1, 2), table, n) for t in (k_cache, v_cache))
-            score = _score(softmax_scale, softcap, alibi_slopes)
+            score = _score(softmax_scale, softcap, None if _by_sequence(alibi_slopes) else alibi_slopes)
             out, lse = _attend(q.transpose(1, 2), keys, values, score, mask, positions, 0.0)
     return (out, lse) if return_softmax_lse else out
 
@@ -283,17 +296,3 @@ def _mask(causal: bool, window_size: Window) -> Mask:
     if left == -1 and right < 1:
         return Causal() if right == 0 else Everything()
     return from_flash_window(left, right)
-
-
-def _check_axes(*given: tuple[str, Tensor], shape: str) -> None:
-    for name, t in given:
-        if t.dim() != shape.count(",") + 1:
-            raise ShapeError(f"{name} has shape {listed(t.shape)}; expected {shape}.")
-
-
-def _refuse_probabilities(return_attn_probs: bool, dropout_p: float) -> None:
-    if return_attn_probs and dropout_p:
-        raise Unsupported(
-            "return_attn_probs with dropout_p asks for the weights with the pattern of dropout. Without dropout_p it "
-            "gives (out, lse, None); regard.attention_weights gives the weights before dropout."
-        )

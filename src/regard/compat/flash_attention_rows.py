@@ -16,7 +16,7 @@ from regard.nn.rotary import Rotary, RotaryInterleaved
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, first: Tensor, interleaved: bool, *, advance: bool) -> Tensor:
     """x (batch, n, heads, d) turned by the rows of cos and sin from `first` (batch,) on, or all of it by that row."""
     at = first[:, None] + torch.arange(x.shape[1] if advance else 1, device=x.device, dtype=torch.int64)
-    check_rotation(cos, sin, at)
+    check_rotation(cos, sin, at, x.shape[-1])
     width, wide = 2 * cos.shape[1], accumulator(x.dtype)
     turn = (RotaryInterleaved if interleaved else Rotary)(width).rotate
     turned = turn(x[..., :width].to(wide), cos[at][:, :, None].to(wide), sin[at][:, :, None].to(wide))
