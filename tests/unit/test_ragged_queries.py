@@ -288,3 +288,19 @@ def test_a_call_enters_the_package_once(nested_keys: bool) -> None:
     finally:
         sys.setprofile(before)
     assert entered == ["attend"]
+
+
+def test_lengths_of_the_whole_call_that_are_too_large_for_one_of_its_parts() -> None:
+    """A sequence whose first key lies behind its last one sees none, also where its queries are fewer."""
+    q = torch.nested.nested_tensor_from_jagged(torch.randn(4, 2, 8), torch.tensor([0, 1, 4])).transpose(1, 2)
+    k = torch.randn(2, 2, 10, 8)
+    mask = rg.Lengths(keys=torch.tensor([4, 9]), first=torch.tensor([5, 2]), queries=torch.tensor([2, 2]))
+    found = rg.attention(q, k, k, mask=mask).unbind()
+    padded = torch.stack([torch.nn.functional.pad(one, (0, 0, 0, 3 - one.shape[1])) for one in q.unbind()])
+    right = rg.attention(padded, k, k, mask=mask)
+    for one, whole in zip(found, right, strict=True):
+        torch.testing.assert_close(one, whole[:, : one.shape[1]])
+    assert not found[0].any()
+    for wrong in ({"queries": [2, 4]}, {"first": [2, 11]}, {"keys": [11, 3]}):
+        with pytest.raises(rg.ShapeError, match="expected numbers from 0 to"):
+            rg.attention(q, k, k, mask=rg.Lengths(**{name: torch.tensor(n) for name, n in wrong.items()}))

@@ -7,6 +7,7 @@ tokens, on the sequences that have as many. Else one call on padded queries.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,7 +137,8 @@ def _by_count(
             q_at, k_at = (p[0] if p.dim() > 1 and len(chosen) == 1 else p for p in (q_at, k_at))
             at = Positions(q_at[..., :n], k_at[..., :nk])
         keys = rows_of_sequences(k, v, chosen, nk)
-        seen = mask_of_rule(_rule_of(rule, chosen, len(counts)))
+        sizes = {"keys": (nk, k.shape[-2]), "first": (nk, k.shape[-2]), "queries": (n, max(counts))}
+        seen = mask_of_rule(_rule_of(rule, chosen, len(counts), sizes))
         parts.append(PlainCall(queries.rows(taken[chosen, :n]), *keys, seen, at))
         starts[chosen] = rows + n * torch.arange(len(chosen), dtype=torch.int64, device="cpu")
         rows += n * len(chosen)
@@ -148,6 +150,14 @@ def _by_count(
     return PlainCalls(tuple(parts), numbered(counts, starts)[1].to(queries.values.device), note)
 
 
-def _rule_of(rule: IntervalRule, chosen: list[int], batch: int) -> IntervalRule:
-    """A rule without documents, for some of the sequences."""
-    return rule._replace(**{name: n.expand(batch)[chosen] for name, n in rule.by_sequence().items()})
+def _rule_of(rule: IntervalRule, chosen: list[int], batch: int, sizes: Mapping[str, tuple[int, int]]) -> IntervalRule:
+    """A rule without documents, for some of the sequences.
+
+    sizes: what a length may be in their call, and in that of all; one that is too large for that stays, and is refused.
+    """
+    cut = dict[str, Tensor]()
+    for name, lengths in rule.by_sequence().items():
+        part, whole = sizes[name]
+        some = lengths.expand(batch)[chosen]
+        cut[name] = torch.where(some <= whole, some.clamp(max=part), some)
+    return rule._replace(**cut)
