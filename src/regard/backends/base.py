@@ -133,10 +133,12 @@ class Backend(Value):
     A subclass defines `why_not` and `forward`. Backward streams over tiles, unless it defines a better one or says
     `recorded = True`: its forward is then made of operations that autograd records. `visible = False`: it computes by
     something else than operations of torch's, so where a TorchDispatchMode watches, `traced` runs instead.
+    `calls_again = False`: its backward does not call the functions of scores and masks again.
     """
 
     recorded: ClassVar[bool] = False
     visible: ClassVar[bool] = True
+    calls_again: ClassVar[bool] = True
 
     @property
     def size(self) -> Size:

@@ -14,8 +14,10 @@ from regard.call.problem import Problem
 from regard.core.arrays import in_memory
 from regard.core.cotangents import has_tangent, linear_in
 from regard.core.dtypes import exact
+from regard.core.errors import Unsupported
 from regard.core.state import RowStats
 from regard.core.tracing import functorch, graphed, scripted, untransformed, watched
+from regard.core.value import calls_functions_of_others
 from regard.core.vjp import vjp
 
 
@@ -52,8 +54,19 @@ def attend_with_stats(backend: Backend, problem: Problem) -> tuple[Tensor, RowSt
 
 def _forward(backend: Backend, problem: Problem, tensors: tuple[Tensor, ...]) -> ForwardResult:
     """The forward of a call that will be recorded, as one step."""
+    detached = problem.with_tensors(tuple([t.detach() for t in tensors]))
     with torch.no_grad():
-        return backend.forward_for_backward(problem.with_tensors(tuple([t.detach() for t in tensors])))
+        if not backend.calls_again or not calls_functions_of_others((problem.score, problem.mask)):
+            return backend.forward_for_backward(detached)
+        before = torch.get_rng_state()
+        forward = backend.forward_for_backward(detached)
+        if not torch.equal(before, torch.get_rng_state()):
+            raise Unsupported(
+                "a function of the score or of the mask draws random numbers, and the backward, which calls it again, "
+                "would draw others. Draw them before the call, and hold them as a field; dropout=rg.Dropout(p) drops "
+                "weights, and backend=rg.Reference() calls functions once, with n × n scores in memory."
+            )
+        return forward
 
 
 def _recorded(tensors: tuple[Tensor, ...]) -> bool:

@@ -56,13 +56,15 @@ class Native(Backend):
     float32, bfloat16 and float16; sums in float32. Dot products (scaled, bilinear, cosine), additive scores, sums over
     features (Elementwise), regard's own modifiers, any mask, dropout; a separate kernel for few queries (decoding). The
     backward computes the weights again, tile by tile. On processors that multiply bfloat16 (avx512bf16; neonbf16 and
-    sve256: BFMMLA of Arm; amx: the matrix unit of Intel's servers), the weights of a bfloat16 call are rounded to
-    bfloat16 before they multiply the values. amx also multiplies float16 and float32, as exact sums of bfloat16
-    numbers, from 32 queries (float16) and 96 queries (float32) on; from 128 and 256 where a backward may follow. A head
-    with fewer than 32 queries counts those of all heads that share its keys, where nothing but these tells heads apart.
+    sve256: BFMMLA of Arm; sme: the matrix unit of Apple's M4; amx: that of Intel's servers), the weights of a bfloat16
+    call are rounded to bfloat16 before they multiply the values. amx also multiplies float16 and float32, as exact sums
+    of bfloat16 numbers, from 32 queries (float16) and 96 queries (float32) on; from 128 and 256 where a backward may
+    follow. A head with fewer than 32 queries counts those of all heads that share its keys, where nothing but these
+    tells heads apart. sme multiplies in the forward, in every dtype.
     The kernels are compiled once for each instruction set; regard uses the best one that runs here, or the one in the
-    environment variable REGARD_ISA (base, avx2, avx512, avx512bf16, amx; base, neon, neonbf16, sve256). The matrix unit
-    needs the system's permission, which regard requests when it first loads kernels; without it, avx512 is used.
+    environment variable REGARD_ISA (base, avx2, avx512, avx512bf16, amx; base, neon, neonbf16, sve256, sme). Intel's
+    matrix unit needs the system's permission, which regard requests when it first loads kernels; without it, avx512 is
+    used.
 
     invariant: the bits of a query's row depend on no other query of the call, nor on their number: a batch of one, a
     chunk of a prompt and one token decoded against a cache agree. It is slower for few queries. Not available for
@@ -76,6 +78,7 @@ class Native(Backend):
     """
 
     visible: ClassVar[bool] = False
+    calls_again: ClassVar[bool] = False
     invariant: bool = False
 
     def why_not(self, problem: Problem, lse: bool) -> str | None:

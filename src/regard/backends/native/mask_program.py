@@ -16,6 +16,7 @@ from regard.backends.native.programs.graph import NotTraced
 from regard.backends.native.programs.lower import lower_mask_graph
 from regard.backends.native.programs.structure import graph_of_mask
 from regard.call.problem import Problem
+from regard.core.errors import Unsupported
 from regard.core.region import Frame
 from regard.core.shapes import count_of
 from regard.masks.algebra import Cover, Mask
@@ -44,6 +45,8 @@ def mask_program(mask: Mask, frame: Frame, room: Callable[[], int]) -> MaskProgr
             program = lower_mask_graph(graph_of_mask(mask, frame), frame, mask.tensors())
     except (NotTraced, NotLowered) as why:
         return str(why)
+    except Unsupported:
+        raise
     except Exception as error:  # an operation called in a way that nobody foresaw: PyTorch knows it
         return f"{type(error).__name__} was raised while its program was made ({error})"
     if program.operands and len(program.operands) > room():

@@ -58,7 +58,8 @@ def record(fn: Callable[..., Any], names: str, dtype: torch.dtype, device: torch
     """fn(*names), each of "s" (a score, of that dtype) and "b", "h", "i", "j" (int64): its result as a Node.
 
     A Tensor where the result depends on no argument. Raises NotRecorded for what is no tensor, and for functions that
-    look at a number, write into a tensor, or compute of a score what autograd does not differentiate.
+    look at a number, write into a tensor, draw random numbers, or compute of a score what autograd does not
+    differentiate.
     """
     recorder = _Recorder()
     given = [recorder.argument(name, dtype, device) for name in names]
@@ -87,6 +88,8 @@ class _Recorder(DispatchMode):
 
     def __torch_dispatch__(self, func: Op, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise NotRecorded(f"{func} draws random numbers")
         out = func(*args, **kwargs)
         args, kwargs = _mapped(args, self.node_of), {name: self.node_of(x) for name, x in kwargs.items()}
         read = [x for x in flat((*args, *kwargs.values())) if isinstance(x, Node)]

@@ -19,6 +19,7 @@ from regard.backends.native.programs.record import record_modifiers
 from regard.backends.native.programs.structure import graph_of
 from regard.backends.native.programs.text import RecordedModifier
 from regard.call.problem import Problem
+from regard.core.errors import Unsupported
 from regard.core.region import Frame
 from regard.core.shapes import count_of
 from regard.core.tracing import data_unavailable, functorch, graphed, scripted, symbolic, watched
@@ -231,5 +232,7 @@ def _lowered(problem: Problem, wanted: tuple[bool, ...]) -> Program | str:
         return lower(graph_of(stages, problem.frame), problem.frame, tensors, wanted or (False,) * len(tensors))
     except (NotTraced, NotLowered) as why:
         return str(why)
+    except Unsupported:
+        raise
     except Exception as error:  # an operation called in a way that nobody foresaw: PyTorch knows it
         return f"{type(error).__name__} was raised while its program was made ({error})"

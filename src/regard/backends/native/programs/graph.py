@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from regard.core.region import Frame, Region
+from regard.core.value import number_key
 
 
 class NotTraced(Exception):
@@ -68,12 +69,46 @@ class Graph:
     fixed: it serves all calls of the structure that was recorded
     kept: what lower.py keeps of its programs
     function: a torch.autograd.Function that it calls, whose derivative is not that of what its forward computes
+    sizes: whether sizes of the few pairs were read
     """
 
     result: Node
     fixed: bool = True
     function: str | None = None
+    sizes: bool = False
     kept: dict[Any, Any] = field(default_factory=dict[Any, Any])
+
+
+SIZES = {"size", "shape", "repeats"}  # arguments by which an operation is told the shape of its result
+
+
+def alike(x: Any, y: Any, known: dict[Node, Node]) -> bool:
+    """Whether two nodes, or arguments of nodes, say the same of every pair, traced on other numbers of pairs.
+
+    Raises NotTraced where they read tensors of the sizes of these.
+
+    known: which nodes of the second graph are those of the first, as far as that is known
+    """
+    if isinstance(x, Node):
+        if not isinstance(y, Node) or x in known:
+            return isinstance(y, Node) and known[x] is y
+        known[x] = y
+        if (x.op, x.recorded, x.dtype, x.axes, x.kwargs.keys()) != (y.op, y.recorded, y.dtype, y.axes, y.kwargs.keys()):
+            return False
+        names = () if isinstance(x.op, str) else [argument.name for argument in x.op._schema.arguments]
+        by_name = {**dict(zip(names, x.args, strict=False)), **x.kwargs} if names else dict(enumerate(x.args))
+        others = (*y.args, *y.kwargs.values())
+        given = zip(by_name.items(), others, strict=True)
+        return len(x.args) == len(y.args) and all(name in SIZES or alike(a, b, known) for (name, a), b in given)
+    if isinstance(x, (list, tuple)):
+        items = cast("Sequence[Any]", x)
+        same = isinstance(y, (list, tuple)) and len(items) == len(cast("Sequence[Any]", y))
+        return same and all(alike(a, b, known) for a, b in zip(items, y, strict=True))
+    if isinstance(x, Tensor):
+        if isinstance(y, Tensor) and x.shape != y.shape:
+            raise NotTraced("it makes a tensor as large as the part of a call that it is given")
+        return x is y or (isinstance(y, Tensor) and torch.equal(x, y))
+    return number_key(x) == number_key(y)
 
 
 @dataclass

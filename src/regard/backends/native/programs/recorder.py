@@ -33,13 +33,14 @@ class Recorder(DispatchMode):
         self.composed = COMPOSED
         self.function: str | None = None  # the name of a torch.autograd.Function that computed a part
         self.constants = False  # while a function works whose tensors nobody changes
+        self.sizes = False  # whether sizes were read
 
     @contextmanager
     def recording(self) -> Generator[None, None, None]:
         """Records what runs inside. Raises NotTraced for any error that comes of it."""
         try:
             # also of a call without gradients: where a function forbids them is recorded
-            with torch.inference_mode(False), torch.enable_grad(), unseen_by_hooks(), _NoNumbers(), self:
+            with torch.inference_mode(False), torch.enable_grad(), unseen_by_hooks(), _Reads(self), self:
                 yield
         except NotTraced:
             raise
@@ -123,10 +124,10 @@ class Recorder(DispatchMode):
         read = [x for x in every if isinstance(x, Node)]
         if not self.constants and any(isinstance(x, Tensor) for x in every):
             self.fixed = False  # a tensor that no field of a modifier holds
-        if not read:
-            return out
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotTraced(f"{func} draws random numbers")
+        if not read:
+            return out
         if func._schema.is_mutable:
             raise NotTraced(f"{func} writes into a tensor")
         if func == ATEN.unbind.int:
@@ -163,16 +164,23 @@ class Recorder(DispatchMode):
         return out
 
 
-class _NoNumbers(TorchFunctionMode):
-    """Raises NotTraced where numbers of a tensor are read by methods that are no operations of torch."""
+class _Reads(TorchFunctionMode):
+    """Sees what is read of a tensor by what is no operation of torch. Raises NotTraced where that is its numbers."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _READ:
             raise NotTraced(f"{func.__name__} looks at the numbers of a tensor")
+        if func in _SIZES and not self._recorder.quiet:
+            self._recorder.sizes = True
         return func(*args, **(kwargs or {}))
 
 
 _READ = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
+_SIZES = {Tensor.size, Tensor.numel, Tensor.nelement, Tensor.__len__, vars(torch._C.TensorBase)["shape"].__get__}
 
 
 class PortableRecorder(Recorder):

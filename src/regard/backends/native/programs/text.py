@@ -16,14 +16,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.backends.native.programs.graph import Graph, Node, NotTraced, flat
+from regard.backends.native.programs.graph import SIZES, Graph, Node, NotTraced, flat
 from regard.core.region import Region
 from regard.core.value import Value
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Modifier
 
 _OWN = ("score", "tensor", "index", "take", "same", "query", "key")
-_SIZES = {"size", "shape", "repeats"}  # arguments by which an operation is told the shape of its result
 _LEFT_OUT = {"layout", "pin_memory", "memory_format"}  # what they say changes no number
 
 
@@ -60,7 +59,7 @@ def _check_sizes(node: Node) -> None:
     """Raises NotTraced where a shape is written down that is that of the few pairs for which the graph was recorded."""
     known = {argument.name for argument in node.op._schema.arguments}
     of_region = node.aligned or not any(isinstance(x, Node) for x in flat(node.arguments))
-    if of_region and known & _SIZES:
+    if of_region and known & SIZES:
         raise NotTraced(f"{node.op} is given a shape")
 
 

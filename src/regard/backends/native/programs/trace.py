@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.programs.compositions import EXACTLY_COMPOSED
-from regard.backends.native.programs.graph import Graph, Node, NotTraced
+from regard.backends.native.programs.graph import Graph, Node, NotTraced, alike
 from regard.backends.native.programs.recorder import Recorder
 from regard.backends.native.programs.traced_region import AXES, TracedRegion
+from regard.core.errors import Unsupported
 from regard.core.functions import settled
 from regard.core.pair_indexing import PairIndexing
 from regard.core.region import Frame
@@ -21,9 +22,30 @@ from regard.scores.modifiers import Bias
 
 
 def trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype, kind: type[Recorder] = Recorder) -> Graph:
-    """The graph of the modifiers of a call. Raises NotTraced."""
+    """The graph of the modifiers of a call. Raises NotTraced, and Unsupported where it follows from sizes of tiles."""
+    return _of_any_size(lambda more: _trace(stages, frame, dtype, kind, more), "a modifier of the score")
+
+
+def trace_mask(mask: Mask, frame: Frame, kind: type[Recorder] = Recorder) -> Graph:
+    """The graph of what a mask says of a pair. Raises the same."""
+    return _of_any_size(lambda more: _trace_mask(mask, frame, kind, more), "the mask")
+
+
+def _of_any_size(traced: Callable[[int], Graph], what: str) -> Graph:
+    """The graph for the usual pairs; where sizes were read it must be that for more of them too."""
+    graph = traced(0)
+    if graph.sizes and not alike(graph.result, traced(1).result, {}):
+        raise Unsupported(
+            f"{what} computes with a size of the tensors that it is given (s.shape, len(at.i), j.numel(), ...). These "
+            "are of a part of the call, which each backend chooses: read at.frame.nq and at.frame.nk, the numbers of "
+            "queries and keys of the call, or have them as a field."
+        )
+    return graph
+
+
+def _trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype, kind: type[Recorder], more: int) -> Graph:
     recorder = kind(len(frame.batch) + 3)
-    region = TracedRegion(frame, recorder)
+    region = TracedRegion(frame, recorder, more)
     shape = (*frame.batch, frame.heads, *region.size)
     s = recorder.keep("score", (), "s", recorder.score(shape, dtype))
     tensors = [t for stage in stages for t in stage.tensors()]
@@ -43,20 +65,19 @@ def trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype, kind: ty
     result = recorder.node_of(s)
     if not isinstance(result, Node):
         raise NotTraced("what its modifiers return does not depend on the pair")
-    return Graph(result, recorder.fixed, function=recorder.function)
+    return Graph(result, recorder.fixed, function=recorder.function, sizes=recorder.sizes)
 
 
-def trace_mask(mask: Mask, frame: Frame, kind: type[Recorder] = Recorder) -> Graph:
-    """The graph of what a mask says of a pair. Raises NotTraced."""
+def _trace_mask(mask: Mask, frame: Frame, kind: type[Recorder], more: int) -> Graph:
     recorder = kind(len(frame.batch) + 3)
     recorder.composed = EXACTLY_COMPOSED
-    region = TracedRegion(frame, recorder)
+    region = TracedRegion(frame, recorder, more)
     with recorder.recording():
         seen: Any = _visible(mask.with_tensors(iter(recorder.given(mask.tensors()))), region, recorder)
     result = recorder.node_of(seen)
     if not isinstance(result, Node) or result.dtype != torch.bool or not result.aligned:
         raise NotTraced("what it returns is no boolean that depends on the pair")
-    return Graph(result, recorder.fixed)
+    return Graph(result, recorder.fixed, sizes=recorder.sizes)
 
 
 def _visible(mask: Mask, region: TracedRegion, recorder: Recorder) -> Tensor:
