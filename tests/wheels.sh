@@ -27,7 +27,7 @@ fi
 "$python" -m auditwheel repair --plat auto --wheel-dir "$folder" "$arm"
 [[ $(echo "$folder"/*_aarch64.whl) =~ manylinux_2_(1[0-9]|2[0-8])_aarch64 ]] || { echo "newer than glibc 2.28"; exit 1; }
 inside=$("$python" -m zipfile --list "$folder"/*_aarch64.whl)
-for isa in base neon neonbf16 sve256; do
+for isa in base neon neonbf16 sme sve256; do
   [[ $inside = *libregard_$isa.so* ]] || { echo "the wheel for aarch64 has no kernels of $isa"; exit 1; }
 done
 

@@ -6,6 +6,12 @@
 
 namespace regard {
 
+// Adds x times a scale where x is not 0: keys that no query sees get no NaN of a scale that is not finite.
+REGARD_INLINE void add_scaled(float* to, vf x, float scale) {
+  const vf before = load(to);
+  store(to, select(x == vf{}, before, before + splat(scale) * x));
+}
+
 // By r = 1 / (1 + A C). Writes Σ_j ds r (1 - r) to tile_da and Σ_ij ds r + Σ_j constant to tile_dw, and adds Σ_i ds r
 // (1 - r) times `scale` to dc. ds: [count, rounded up to whole vectors][kQueries]; c: C, [width][kKeys]. Each r has a
 // division of its own: one for two of them costs more in other operations than it saves.
@@ -38,7 +44,7 @@ REGARD_NOINLINE void tile_gradients(const float* exponentials, const float* c, i
       }
       dw += part;
       float* to = dc + k * dc_stride + n;
-      store(to, load(to) + splat(scale[k]) * sums(by_key));
+      add_scaled(to, sums(by_key), scale[k]);
     }
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) store(tile_da + k * kQueries + v * W, da[v]);
@@ -69,7 +75,7 @@ REGARD_NOINLINE void tile_gradients_direct(const float* a, const float* c, int64
       }
       store(tile_dw + k * W, load(tile_dw + k * W) + dw);
       float* to = dc + k * dc_stride + n;
-      store(to, load(to) + splat(scale[k]) * sums(by_key));
+      add_scaled(to, sums(by_key), scale[k]);
     }
 }
 

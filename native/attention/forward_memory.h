@@ -30,7 +30,7 @@ static Scratch take_scratch(const regard_call& c, int64_t group, ForwardMemory& 
   w.q = memory.take(group * query_floats(c) * kQueries);
   w.o = memory.take(group * c.dv * kQueries);
   w.modifiers = memory.take(Modifiers::scratch_size(c));
-  w.k = memory.take(in_place(c, c.k) ? 0 : kKeys * c.dk);
+  w.k = memory.take(key_floats(c));
   w.v = memory.take(in_place(c, c.v) ? 0 : kKeys * c.dv);
   w.pairs = memory.take(c.dtype == REGARD_BF16 && !parts ? kKeys / 2 * c.dv : 0);
   const int64_t held = tiles_at_once(parts) * parts * kKeys;

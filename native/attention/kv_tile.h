@@ -57,11 +57,27 @@ static RawRows product_rows(const regard_call& c, const KvTile& x, const RawRows
   return {floats, width, 1};
 }
 
+// Keys as the left operand of outer products: kQueries of them after the other, each key a lane.
+template <class Op>
+static void load_panels(const regard_call& c, const Scratch& w, KvTile& x, const RawRows& raw) {
+  const RawRows keys = product_rows(c, x, raw, c.k_scales, c.dk, w.k + kKeys * c.dk);
+  const int dtype = product_dtype(c);
+  x.k = w.k;
+  x.k_row = Op::pairs ? c.dk / 2 : c.dk;
+  for (int64_t n = 0; n < x.count; n += kQueries) {
+    const void* from = advance(keys.at, n * keys.row, dtype);
+    const int64_t rows = x.count - n < kQueries ? x.count - n : kQueries;
+    if (Op::pairs) pack_pairs<kVectors>(w.k + n * x.k_row, kQueries, (const uint16_t*)from, keys.row, rows, x.k_row);
+    else pack<kVectors>(w.k + n * x.k_row, kQueries, from, dtype, keys.row, keys.col, rows, c.dk, 1.0f);
+  }
+}
+
 template <class Op>
 static void load_keys(const regard_call& c, const Scratch& w, KvTile& x) {
   if (x.ready) return;
   x.ready = true;
   const RawRows keys = raw_rows(c, c.k, x, c.dk, w.k_rows);
+  if constexpr (Isa::kOuterProducts) return load_panels<Op>(c, w, x, keys);
   x.k = (const float*)keys.at;
   x.k_row = Op::pairs ? keys.row / 2 : keys.row;
   if (Op::pairs || in_place(c, c.k)) return;

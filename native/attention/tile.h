@@ -42,6 +42,23 @@ REGARD_NOINLINE void dot_rows(float* s, vf* top, const float* k, int64_t row, co
   }
 }
 
+// The same of outer products; k: panels of kQueries keys.
+template <int V, class Op>
+static void dot_panels(float* s, vf* top, const float* k, const float* q, int64_t width, int64_t count, float factor) {
+  const Panels keys{k, width * kQueries, kQueries};
+  Isa::outer_products<Op>(s, kQueries, keys, count, q, kQueries, V * W, width);
+  for (int64_t n = 0; n < count; ++n, s += kQueries)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      vf x = load(s + v * W);
+      if (Op::pairs) store(s + v * W, x *= splat(factor));
+      top[v] = greater_of(x, top[v]);
+    }
+}
+
+// Keys whose scores are computed at once, if there are so many.
+constexpr int64_t keys_at_once(int vectors) { return Isa::kOuterProducts ? kQueries : rows_at_once(vectors); }
+
 // The keys [from, to) of a tile that begins at key j, and their bits, or null: those of key `from` first.
 struct SteppedKeys {
   int64_t j, from, to;
@@ -106,29 +123,39 @@ REGARD_NOINLINE void step_rows(const Block<V>& b, const Tile& t, int64_t from, i
   }
 }
 
+// Products of the keys [from, to) of a tile, and their maxima.
 template <int V, class Op>
-static void score_keys(const Block<V>& b, const Tile& t, const float* k, int64_t row, int64_t from, int64_t to,
-                       bool stepped, vf (&top)[V]) {
-  constexpr int M = rows_at_once(V);
-  vf raw[V];
-  for (int v = 0; v < V; ++v) raw[v] = top[v];
+static void dot_keys(const Block<V>& b, const Tile& t, const float* k, int64_t row, int64_t from, int64_t to,
+                     vf (&top)[V]) {
   const int64_t width = Op::pairs ? b.c.dk / 2 : b.c.dk;
+  if constexpr (Isa::kOuterProducts) {
+    t.keys.fetch_rows(from, to);
+    return dot_panels<V, Op>(b.w.s + from * kQueries, top, k + from * row, b.w.q, width, to - from, b.factor);
+  }
+  constexpr int M = rows_at_once(V);
   const int64_t whole = from + (to - from) / M * M, some = from + (to - from) / kMR * kMR;
   const auto score = [&](auto dot, int64_t n, int64_t end) {
-    if (n < end) dot(b.w.s + n * kQueries, raw, k + n * row, row, b.w.q, width, end - n, b.factor, t.keys, n);
+    if (n < end) dot(b.w.s + n * kQueries, top, k + n * row, row, b.w.q, width, end - n, b.factor, t.keys, n);
   };
   score(dot_rows<V, Op, M>, from, whole);
   if (M != kMR) score(dot_rows<V, Op, kMR>, whole, some);
   score(dot_rows<V, Op, 1>, some, to);
+}
+
+template <int V, class Op>
+static void score_keys(const Block<V>& b, const Tile& t, const float* k, int64_t row, int64_t from, int64_t to,
+                       bool stepped, vf (&top)[V]) {
+  vf raw[V];
+  for (int v = 0; v < V; ++v) raw[v] = top[v];
+  dot_keys<V, Op>(b, t, k, row, from, to, raw);
   if (stepped) return step_rows<V>(b, t, from, to, top);
   for (int v = 0; v < V; ++v) top[v] = raw[v];
 }
-
 // Scores of a tile; top: takes the maximum of itself and them. Where only intervals hide, only the keys at the edges
 // are masked.
 template <int V, class Op>
 static void score_tile(const Block<V>& b, const Tile& t, const float* k, int64_t row, vf (&top)[V]) {
-  constexpr int M = rows_at_once(V);
+  constexpr int64_t M = keys_at_once(V);
   if (Modifiers::used(b.c) || t.bits) return score_keys<V, Op>(b, t, k, row, 0, t.count, true, top);
   int64_t from = 0, to = t.count;
   if (t.edge) {
@@ -219,8 +246,25 @@ REGARD_NOINLINE void value_rows(const Block<V>& b, const Tile& t, const vf* alph
   }
 }
 
+// The same of outer products, for all features.
+template <int V, class Op>
+static void value_panels(const Block<V>& b, const Tile& t, const float* x, int64_t row, const vf* alpha) {
+  constexpr int64_t kFeatures = 64;
+  alignas(64) float sums[kFeatures * kQueries];
+  for (int64_t f = 0; f < b.c.dv; f += kFeatures) {
+    const int64_t some = b.c.dv - f < kFeatures ? b.c.dv - f : kFeatures;
+    t.values.fetch_rows(f * kKeys / b.c.dv, (f + some) * kKeys / b.c.dv);
+    Isa::outer_products<Op>(sums, kQueries, {x + f, kQueries, row}, some, b.w.s, kQueries, V * W,
+                            Op::pairs ? (t.count + 1) / 2 : t.count);
+    for (int64_t i = 0; i < some; ++i)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) merge_values(b.sums(f + i, v), alpha[v], load(sums + i * kQueries + v * W));
+  }
+}
+
 template <int V, class Op>
 static void value_tile(const Block<V>& b, const Tile& t, const float* x, int64_t row, const vf* alpha) {
+  if constexpr (Isa::kOuterProducts) return value_panels<V, Op>(b, t, x, row, alpha);
   constexpr int M = rows_at_once(V);
   const int64_t dv = b.c.dv, whole = dv / M * M, some = dv / kMR * kMR;
   value_rows<V, Op, M>(b, t, alpha, x, row, 0, whole);

@@ -9,7 +9,7 @@ constexpr int kMR = 4;  // rows of A (keys, or features) that a microkernel take
 constexpr int64_t kQueries = kVectors * W;
 constexpr int64_t kKeys = REGARD_TILE;  // keys of a tile, and of a tile of a tile map
 // Where a block begins to read keys: so that pairs, groups of kMR keys and what a matrix unit sums over are whole.
-constexpr int64_t kKeyStep = Isa::kMatrixUnit ? 32 : kMR;
+constexpr int64_t kKeyStep = Isa::kMatrixUnit ? 32 : Isa::kOuterProducts ? kQueries : kMR;
 constexpr int64_t kTile = 128;  // keys of a tile of the backward; divides kKeys
 // Blocks of queries, at most, that use a tile of keys one after the other.
 constexpr int64_t kGroup = Isa::kMatrixUnit ? 16 : W == 16 ? 4 : 8;
@@ -27,7 +27,8 @@ struct Scratch {
   float* s;          // [kKeys][kQueries] scores, then weights
   float* o;          // [dv][kQueries]
   float* modifiers;  // what the modifiers load of a tile
-  float* k;          // [kKeys][dk] what cannot be read in place: half precision, or features that are not neighbours
+  float* k;          // [kKeys][dk] what cannot be read in place: half precision, or features that are not neighbours;
+                     // of outer products panels of all keys, [kKeys / kQueries][dk][kQueries], before that
   float* v;          // [kKeys][dv]
   float* pairs;      // [kKeys / 2][dv] of bfloat16, interleaved
   // where a matrix unit multiplies: of queries [part][kQueries][dk], of keys [part][kKeys][dk], of values
@@ -126,6 +127,12 @@ static const void* advance(const void* p, int64_t n, int dtype) { return (const 
 // Whether rows of K (of V) can be read in place: as floats whose features are neighbours.
 static bool in_place(const regard_call& c, const regard_tensor& t) {
   return c.dtype == REGARD_F32 && dtype_of(t) != REGARD_I8 && t.col == 1;
+}
+
+// Floats of Scratch::k.
+[[maybe_unused]] static int64_t key_floats(const regard_call& c) {
+  if (Isa::kOuterProducts) return kKeys * c.dk * (c.k_scales.data ? 2 : 1);
+  return in_place(c, c.k) ? 0 : kKeys * c.dk;
 }
 
 // Prefetches to the second-level cache. Always inlined: GCC takes a function that only prefetches for one without

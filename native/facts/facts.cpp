@@ -26,7 +26,7 @@ struct FactCall {
 
   int64_t scratch() const {
     const regard_call& c = a.call;
-    const int64_t k = in_place(c, c.k) ? 0 : kKeys * c.dk, modifiers = Modifiers::scratch_size(c);
+    const int64_t k = key_floats(c), modifiers = Modifiers::scratch_size(c);
     return kept() + kQueries * (c.dk + slots() + 2 * (W + padded()) + place_count(a)) + modifiers + k;
   }
 

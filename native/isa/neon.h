@@ -2,6 +2,8 @@
 #pragma once
 #include <arm_neon.h>
 
+#include <type_traits>
+
 #define REGARD_W 4
 #include "isa/plain.h"
 
@@ -59,7 +61,29 @@ struct NeonIsa : PlainIsa<Own> {
   }
 };
 
-#if !defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)  // isa/neonbf16.h has more
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+// With products of pairs of bfloat16, summed in float.
+template <class Own>
+struct NeonPairsIsa : NeonIsa<Own> {
+  static constexpr bool kPairs = true;
+
+  REGARD_INLINE vf multiply_add_pairs(vf acc, vf a, vf b) {
+    return (vf)vbfdotq_f32((float32x4_t)acc, (bfloat16x8_t)a, (bfloat16x8_t)b);
+  }
+
+  REGARD_INLINE vf pair_of(vf first, vf second) {
+    const uint16x8_t low = (uint16x8_t)vcvtq_low_bf16_f32((float32x4_t)first);
+    return (vf)vzip1q_u16(low, (uint16x8_t)vcvtq_low_bf16_f32((float32x4_t)second));
+  }
+
+  template <class Elements, int M, int V>
+  REGARD_INLINE void multiply_tiles(vf (&acc)[M][V], const float* a, int64_t rs, int64_t cs, const float* b,
+                                    int64_t ldb, int64_t count) {
+    using Products = std::conditional_t<Elements::pairs, PlainIsa<Own>, NeonIsa<Own>>;
+    Products::template multiply_tiles<Elements, M, V>(acc, a, rs, cs, b, ldb, count);
+  }
+};
+#else
 struct Isa : NeonIsa<Isa> {};
 #endif
 

@@ -6,17 +6,8 @@
 
 namespace regard {
 
-struct Isa : NeonIsa<Isa> {
-  static constexpr bool kPairs = true, kZippedPairs = true;
-
-  REGARD_INLINE vf multiply_add_pairs(vf acc, vf a, vf b) {
-    return (vf)vbfdotq_f32((float32x4_t)acc, (bfloat16x8_t)a, (bfloat16x8_t)b);
-  }
-
-  REGARD_INLINE vf pair_of(vf first, vf second) {
-    const uint16x8_t low = (uint16x8_t)vcvtq_low_bf16_f32((float32x4_t)first);
-    return (vf)vzip1q_u16(low, (uint16x8_t)vcvtq_low_bf16_f32((float32x4_t)second));
-  }
+struct Isa : NeonPairsIsa<Isa> {
+  static constexpr bool kZippedPairs = true;
 
   // One BFMMLA multiplies 2 rows × 4 elements of A by 4 elements × 2 columns of B: as many products as two BFDOT, of
   // which it has the bits, so that M does not change a result. Two rows of pairs of B lie zipped (kZippedPairs).
@@ -24,7 +15,7 @@ struct Isa : NeonIsa<Isa> {
   REGARD_INLINE void multiply_tiles(vf (&acc)[M][V], const float* a, int64_t rs, int64_t cs, const float* b,
                                     int64_t ldb, int64_t count) {
     if constexpr (!Elements::pairs) {
-      NeonIsa::template multiply_tiles<Elements, M, V>(acc, a, rs, cs, b, ldb, count);
+      NeonIsa<Isa>::template multiply_tiles<Elements, M, V>(acc, a, rs, cs, b, ldb, count);
     } else {
       const int64_t zipped = count / 2 * 2;
       if constexpr (M == 1) multiply_row(acc[0], a, cs, b, ldb, zipped);

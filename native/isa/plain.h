@@ -28,6 +28,8 @@ struct PlainIsa {
   static constexpr bool kZippedPairs = false;
   static constexpr bool kMatrixUnit =
       false;  // whether there are multiply_blocks and MatrixUnitSession: isa/matrix_unit.h
+  // whether there is add_outer_products: isa/sme.h
+  static constexpr bool kOuterProducts = false;
 #if defined(__aarch64__)
   static constexpr bool kManyRegisters = true;  // 32 of vectors, not 16
 #else
@@ -118,6 +120,9 @@ struct PlainIsa {
     }
     for (; k; --k, a += cs, b += ldb) multiply_column<Elements, M, V>(acc, a, rs, b);
   }
+
+  template <class Elements>
+  REGARD_INLINE void outer_products(float*, int64_t, const Panels&, int64_t, const float*, int64_t, int64_t, int64_t) {}
 
   // What code for a matrix unit calls, so that it compiles where there is none; it never runs there.
   struct MatrixUnitSession {

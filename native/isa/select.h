@@ -55,15 +55,22 @@ static bool runs_amx() {
 #endif
 
 #if defined(__aarch64__)
+#if defined(__APPLE__)
+// What macOS says of the processor; 0 where it does not know the name.
+static int64_t asked(const char* name) {
+  int64_t found = 0;  // of 4 bytes or 8, the least first
+  size_t bytes = sizeof found;
+  return sysctlbyname(name, &found, &bytes, nullptr, 0) == 0 ? found : 0;
+}
+#endif
+
 // Whether the processor has BFDOT and BFMMLA, by what the system says of it.
 static bool runs_neonbf16() {
 #if defined(__linux__)
   constexpr unsigned long kBFloat16 = 1ul << 14;  // HWCAP2_BF16
   return getauxval(AT_HWCAP2) & kBFloat16;
 #elif defined(__APPLE__)
-  int has = 0;
-  size_t bytes = sizeof has;
-  return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &bytes, nullptr, 0) == 0 && has;
+  return asked("hw.optional.arm.FEAT_BF16");
 #else
   return false;
 #endif
@@ -82,6 +89,22 @@ static bool runs_sve256() {
   return false;
 #endif
 }
+
+// Whether the matrix unit adds outer products of 16 floats, and of pairs of bfloat16, for which isa/sme.h is compiled.
+static bool runs_sme() {
+#if defined(__linux__)
+  constexpr unsigned long kNeeds = 1ul << 23 | 1ul << 28 | 1ul << 29;  // HWCAP2_SME, SME_B16F32, SME_F32F32
+  constexpr int kGetVectorLength = 64, kLengthMask = 0xffff;           // PR_SME_GET_VL: bytes, and flags above them
+  if (!runs_neonbf16() || (getauxval(AT_HWCAP2) & kNeeds) != kNeeds) return false;
+  const int length = prctl(kGetVectorLength);
+  return length > 0 && (length & kLengthMask) == 64;
+#elif defined(__APPLE__)
+  return runs_neonbf16() && asked("hw.optional.arm.FEAT_SME") && asked("hw.optional.arm.SME_F32F32") &&
+         asked("hw.optional.arm.SME_B16F32") && asked("hw.optional.arm.sme_max_svl_b") == 64;
+#else
+  return false;
+#endif
+}
 #endif
 
 constexpr InstructionSet kInstructionSets[] = {
@@ -94,6 +117,7 @@ constexpr InstructionSet kInstructionSets[] = {
     {"avx512bf16", [] { return runs_avx512bf16() && slow_pairs(); }},
     {"avx2", runs_avx2},
 #elif defined(__aarch64__)
+    {"sme", runs_sme},
     {"sve256", runs_sve256},
     {"neonbf16", runs_neonbf16},
     {"neon", [] { return true; }},  // a part of the architecture

@@ -62,6 +62,12 @@ struct LeftParts {
   int64_t row, step, part;
 };
 
+// The left operand of outer products: number k of row n, or pair, is at[n / 16 · panel + k · step + n % 16].
+struct Panels {
+  const float* at;
+  int64_t panel, step;
+};
+
 // The right operand: elements 2k and 2k + 1 of column n are at[k · row + n / 32 · column + n % 32 · 2 + p · part] and
 // its neighbour.
 struct RightParts {

@@ -4,12 +4,14 @@
 // have blocks of other sizes, calls with a tile map, whose size is that of blocks, are left out, and floats may differ
 // by kOtherOrder. Arguments: two paths, how many calls, a seed; "pairs" where one object multiplies pairs of bfloat16
 // and so rounds weights to them: of the calls, those in bfloat16 with an even width are then compared, and may differ
-// by that rounding in every buffer; "without bfloat16": those in other dtypes are compared.
+// by that rounding in every buffer; "without bfloat16": those in other dtypes are compared; "tiles in use": while the
+// second object runs, Arm's matrix unit holds numbers that it must leave as they are.
 #include "native_fuzz.h"
 
 #include <math.h>
 
 #include "shared_object.h"
+#include "tiles_in_use.h"
 
 namespace {
 
@@ -103,6 +105,7 @@ int main(int count, char** words) {
   const long long calls = atoll(words[3]), seed = atoll(words[4]);
   const bool pairs = count > 5 && strcmp(words[5], "pairs") == 0;
   const bool others = count > 5 && strcmp(words[5], "without bfloat16") == 0;
+  const bool tiles = count > 5 && strcmp(words[5], "tiles in use") == 0;
   const double order = queries[0] == queries[1] ? 0 : kOtherOrder;
   int64_t compared[5] = {}, different[5] = {};
   double worst = 0;
@@ -119,7 +122,12 @@ int main(int count, char** words) {
       object = objects[0];
       const int32_t one = a.run(entry, nullptr);
       object = objects[1];
+      if (tiles) fill_tiles((int)n);
       const int32_t other = b.run(entry, nullptr);
+      if (tiles && !leave_tiles((int)n)) {
+        printf("call %lld of seed %lld: %s changed the tiles\n", n, seed, kEntries[entry]);
+        return 1;
+      }
       if (one || other) {
         printf("call %lld of seed %lld: %s returned %d and %d\n", n, seed, kEntries[entry], one, other);
         return 1;

@@ -1,4 +1,4 @@
-"""The kernels for aarch64, cross-compiled and run in an emulator: NEON and SVE do what plain vectors do."""
+"""The kernels for aarch64, cross-compiled and run in an emulator: NEON, SVE and SME do what plain vectors do."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ pytestmark = [
 ]
 ENTRIES = ("forward", "backward", "additive_forward", "additive_backward", "facts")
 SVE256 = "max,sve256=on"
+SME = "max,sme512=on"
 # Processors that the emulator knows, and what runs on them, best first, as ffi.runnable() asks: all that there is, with
-# vectors of 256 bits (as Graviton 3's), of 512, of 128 (as Graviton 4's) and none of SVE; and Graviton 2's, which has
-# no bfloat16.
+# a matrix unit of 512 bits (as Apple's M4) and of less, with vectors of SVE of 256 bits (as Graviton 3's), of 512, of
+# 128 (as Graviton 4's) and none; and Graviton 2's, which has no bfloat16.
 RUNS = {
+    "max,sve256=on,sme512=on": "sme sve256 neonbf16 neon base",
+    SME: "sme neonbf16 neon base",
     SVE256: "sve256 neonbf16 neon base",
     "max": "neonbf16 neon base",
     "max,sve-default-vector-length=16": "neonbf16 neon base",
@@ -41,7 +44,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = ("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={COMPILER}")
     folder = kernels(tmp_path_factory.mktemp("aarch64"), os.environ.get("AARCH64_WHEEL"), *target)
     made = {path.name for path in folder.glob("*.so")}
-    assert made == {*(f"libregard_{isa}.so" for isa in RUNS[SVE256].split()), "regard_python.so"}
+    sets = set(" ".join(RUNS.values()).split())
+    assert made == {*(f"libregard_{isa}.so" for isa in sets), "regard_python.so"}
     return folder
 
 
@@ -108,7 +112,17 @@ def test_products_of_bfloat16_are_those_of_floats_with_sve(built: Path, compare:
     assert different(said, "forward") > 5 and different(said, "backward") > 5, said  # these calls did multiply pairs
 
 
-@pytest.mark.parametrize(("processor", "isa", "calls"), [("max", "neonbf16", 200), (SVE256, "sve256", 80)])
+@pytest.mark.parametrize(("calls", "words"), [("600", ()), ("80", ("tiles in use",))])
+def test_outer_products_have_the_bits_of_neon(calls: str, words: tuple[str, ...], built: Path, compare: Path) -> None:
+    objects = (built / "libregard_neonbf16.so", built / "libregard_sme.so")
+    said = emulated(SME, compare, *objects, calls, "3", *words)
+    # facts begin to add at another key
+    assert [different(said, entry) for entry in ENTRIES if entry != "facts"] == [0] * 4, said
+
+
+@pytest.mark.parametrize(
+    ("processor", "isa", "calls"), [("max", "neonbf16", 200), (SVE256, "sve256", 80), (SME, "sme", 80)]
+)
 def test_wrong_arguments_are_refused(processor: str, isa: str, calls: int, built: Path) -> None:
     said = emulated(processor, compiled(built, "native_fuzz.cpp", built / f"libregard_{isa}.so"), str(calls), "1")
     for entry in ENTRIES:
