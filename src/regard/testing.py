@@ -295,7 +295,9 @@ def _check_compares_positions(item: Score | Mask, at: Frame, answer: Callable[[F
     if item.compares_positions():
         return
     others = replace(at, positions=Positions(3 * at.positions.q + 1, at.positions.k))
-    assert torch.equal(answer(at), answer(others)), (
+    once = answer(at)
+    assert torch.equal(once, answer(at)), f"{item!r} answers otherwise each time: by random numbers, or by a state"
+    assert torch.equal(once, answer(others)), (
         f"{item!r} reads positions: leave out `positional = False`, or let compares_positions() return True"
     )
 

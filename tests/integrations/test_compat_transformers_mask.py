@@ -17,6 +17,7 @@ from transformers import masking_utils
 from regard.compat.transformers.mask import LazyMask
 from regard.compat.transformers.mask_interface import lazy_mask
 from regard.compat.transformers.written_out import Form
+from regard.core.dispatch_mode import DispatchMode
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.positions import Positions, head, tail
 from regard.masks.algebra import Everything, Mask
@@ -273,3 +274,24 @@ def test_only_a_whole_padded_batch_is_packed() -> None:
         assert LazyMask(2, positions, both, Form(), real).packed is None
     for none in (None, REAL["nothing"], torch.ones(2, 11).bool(), torch.arange(9) < torch.tensor([[9], [5]])):
         assert LazyMask(2, head(11, 11), both, Form(), none).packed is None
+
+
+def test_a_shape_that_is_known_as_numbers_makes_no_tensor() -> None:
+    """Each layer of each step asks for it."""
+    made = list[object]()
+
+    class Counting(DispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made.append(func)
+            return func(*args, **(kwargs or {}))
+
+    lazy = lazy_mask(2, 1, 9, 8, 0, device="cpu")
+    assert isinstance(lazy, LazyMask)
+    with Counting():
+        assert lazy.shape == (2, 1, 1, 9)
+    assert not made
+
+
+def test_a_padding_of_other_sequences_is_refused() -> None:
+    with pytest.raises(ShapeError, match=r"attention_mask has shape \(3, 4\); expected \(2, tokens\)"):
+        lazy_mask(2, 4, 4, attention_mask=torch.ones(3, 4))

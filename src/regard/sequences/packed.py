@@ -51,7 +51,9 @@ class Packed(Value):
                 f"Packed has values of shape {listed(values.shape)}, lengths {listed(lengths.shape)}; "
                 "expected (total, ...) and (batch,)."
             )
-        if not data_unavailable(lengths) and (int(lengths.sum()) != len(values) or bool((lengths < 0).any())):
+        if not data_unavailable(lengths) and bool((lengths < 0).any()):
+            raise ShapeError(f"lengths {lengths.tolist()}: expected 0 or more; running totals, cu_seqlens, never fall.")
+        if not data_unavailable(lengths) and int(lengths.sum()) != len(values):
             raise ShapeError(
                 f"lengths {lengths.tolist()} do not divide {count_of(len(values), 'token')}; expected their sum."
             )

@@ -65,7 +65,9 @@ class Source:
 
 
 def keys_of_a_part(size: int | None, key_bytes: int, name: str) -> int:
-    """How many keys a part has: the size that was named, or what fills PART_BYTES. ValueError below 1."""
+    """How many keys a part has: the size that was named, or what fills PART_BYTES. ValueError below 1, TypeError."""
+    if size is not None and not isinstance(size, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name}(size={size!r}): expected a number of keys a part, or None to choose.")
     if size is not None and size < 1:
         raise ValueError(f"{name}(size={size}): expected 1 key a part or more, or None to choose.")
     return size or max(1, PART_BYTES // max(key_bytes, 1))

@@ -13,7 +13,9 @@ from regard.compat.transformers.models import APPENDING_KEYS, form_of
 from regard.compat.transformers.patterns import MaskFunction
 from regard.compat.transformers.sharded_mask import ShardedMask, running
 from regard.compat.transformers.static_mask import StaticMask
+from regard.core.errors import ShapeError
 from regard.core.positions import Positions, counted
+from regard.core.shapes import listed
 from regard.core.tracing import data_unavailable
 from regard.masks.algebra import Everything
 
@@ -55,6 +57,10 @@ def lazy_mask(
         assert q_length is not None
         positions = counted_from(q_length, kv_length, q_offset, kv_offset, place)
     padding = None if attention_mask is None else attention_mask.bool()
+    if padding is not None and padding.dim() == 2 and padding.shape[0] not in (1, batch_size):
+        raise ShapeError(
+            f"attention_mask has shape {listed(padding.shape)}; expected ({batch_size}, tokens), a row a sequence."
+        )
     # a static cache has a tensor of how many tokens it holds
     kind = StaticMask if isinstance(q_offset, Tensor) and positions.span is not None else LazyMask
     lazy = kind(batch_size, positions, mask_function, form_of(config, dtype), padding, use_vmap)

@@ -171,7 +171,10 @@ class Within(Fact[Tensor]):
     after: int | None
 
     def __post_init__(self) -> None:
-        Window(self.before, self.after)  # which knows what they may be
+        try:
+            Window(self.before, self.after)  # which knows what they may be
+        except (TypeError, ValueError) as error:
+            raise type(error)(str(error).replace("Window", "Within", 1)) from None
 
     def compares_positions(self) -> bool:
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -180,7 +180,7 @@ class _Reads(TorchFunctionMode):
 
 
 _READ = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
-_SIZES = {Tensor.size, Tensor.numel, Tensor.nelement, Tensor.__len__, vars(torch._C.TensorBase)["shape"].__get__}
+_SIZES = {Tensor.size, Tensor.numel, Tensor.nelement, Tensor.__len__, cast(Any, Tensor.shape).__get__}
 
 
 class PortableRecorder(Recorder):
