@@ -323,6 +323,11 @@ def test_totals_that_do_not_fit(cu: Tensor, error: type[Exception], slopes: Tens
         (lambda: stepped(k=torch.ones(2, 1, 4, 1)), rg.ShapeError, "as k_cache of shape"),
         (lambda: stepped(k=torch.ones(2, 4, 8)), rg.ShapeError, "k has shape"),
         (lambda: stepped(v=torch.ones(2, 1, 4, 8).half()), TypeError, "v has dtype torch.float16, v_cache"),
+        (
+            lambda: flash_attn_with_kvcache(Q, K[:1].expand_as(K), K, Q, Q, cache_seqlens=0),
+            ValueError,
+            "k_cache repeats one row",
+        ),
         (lambda: flash_attn_with_kvcache(Q, K, K[:, :1]), rg.ShapeError, "k_cache and v_cache have shapes"),
         (
             lambda: flash_attn_varlen_func(PACKED, POOL, POOL[:, :2], many(0, 7), many(0, 4), 7, 4, block_table=TABLE),

@@ -225,7 +225,11 @@ def test_a_recorder_sees_the_sequences_one_behind_another() -> None:
         (lambda: pack(torch.zeros(2, 3), torch.tensor([1])), rg.ShapeError, r"x has shape \(2, 3\), lengths \(1,\)"),
         (lambda: pack(torch.zeros(2, 3), torch.ones(2, 3).bool()), TypeError, r"becomes lengths by mask.sum\(-1\)"),
         (lambda: pack(torch.zeros(5), cu_seqlens=torch.tensor([0, 2, 4])), rg.ShapeError, r"lengths \[2, 2\] do not"),
-        (lambda: pack(torch.zeros(5), cu_seqlens=torch.tensor([0, 6, 5])), rg.ShapeError, r"lengths \[6, -1\]: expected 0"),
+        (
+            lambda: pack(torch.zeros(5), cu_seqlens=torch.tensor([0, 6, 5])),
+            rg.ShapeError,
+            r"lengths \[6, -1\]: expected 0",
+        ),
         (lambda: pack(torch.zeros(5), cu_seqlens=torch.tensor([1, 5])), rg.ShapeError, r"cu_seqlens is \[1, 5\]"),
         (lambda: pack(nested(sequences(3)), torch.tensor([1])), TypeError, "a nested tensor has its own lengths"),
         (

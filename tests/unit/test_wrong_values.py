@@ -249,6 +249,7 @@ rg.facts.Quantised(1.5)  # Quantised.limit is 1.5; expected an integer.
 rg.facts.Top()  # Top needs k.
 rg.facts.Top("3")  # Top.k is a str; expected a number of keys.
 rg.facts.Within(-1, 0)  # Within(before=-1)
+rg.attention_over(q, [(q[:, :1], q[:, :1]), (q, q)])  # have 3 heads, those before them 1; expected as many.
 rg.pack(zeros(5, 8), cu_seqlens=torch.tensor([0, 4, 3, 5]))  # lengths [4, -1, 2]: expected 0 or more; running totals, cu_seqlens, never fall.
 rg.sources.Arrays(q[0, 0], q[0, 0], size=2.5).parts()  # Arrays(size=2.5): expected a number of keys a part, or None to choose.
 rg.facts.Within()  # Within needs before and after.

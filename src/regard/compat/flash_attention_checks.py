@@ -105,7 +105,7 @@ def check_pools(k: Tensor, v: Tensor, names: str, paged: bool) -> None:
 
 
 def check_new_rows(k: Tensor | None, v: Tensor | None, caches: tuple[Tensor, Tensor], batch: int) -> None:
-    """ShapeError or TypeError where new keys and values (batch, n, hk, d) are not those of the caches (..., hk, d)."""
+    """Raises where new keys and values (batch, n, hk, d) are not those of the caches (..., hk, d), or have no room."""
     check_together(k=k, v=v)
     for name, new, cache in (("k", k, caches[0]), ("v", v, caches[1])):
         if new is None or k is None:
@@ -115,6 +115,11 @@ def check_new_rows(k: Tensor | None, v: Tensor | None, caches: tuple[Tensor, Ten
             raise ShapeError(
                 f"{name} has shape {listed(new.shape)}; expected {listed(expected)}, (batch, new tokens, hk, d), as "
                 f"{name}_cache of shape {listed(cache.shape)} holds them."
+            )
+        if cache.stride(0) == 0 and len(cache) > 1:
+            raise ValueError(
+                f"{name}_cache repeats one row, by expand: new rows of all sequences would be written to it. Pass "
+                f"{name}_cache.contiguous()."
             )
         if new.dtype != cache.dtype:
             raise TypeError(f"{name} has dtype {new.dtype}, {name}_cache {cache.dtype}; expected the same.")

@@ -93,6 +93,7 @@ class OverCall:
     def fold(self, q: Tensor) -> State:
         """The state of all keys, in the caller's axes."""
         state: State | None = None
+        heads: torch.Size | None = None
         with torch.no_grad(), exact(q.device.type), self._visits(q) as visits:
             for part, k, v in visits:
                 if self.recorded and (k.requires_grad or v.requires_grad) and not self.source.tensors():
@@ -100,6 +101,12 @@ class OverCall:
                         f"k or v of a part requires a gradient, which could not reach it: {self.source!r} makes its "
                         "parts anew. Pass a list of parts, or call it under torch.no_grad()."
                     )
+                if heads not in (None, k.shape[-3:-2]):
+                    raise ShapeError(
+                        f"keys {part.first} to {part.first + part.count - 1} have {count_of(k.shape[-3], 'head')}, "
+                        f"those before them {heads[0]}; expected as many."
+                    )
+                heads = k.shape[-3:-2]
                 found = self._state(q, part, k, v, first=state is None)
                 if state is not None and state.o.shape != found.o.shape:
                     raise ShapeError(
