@@ -151,6 +151,7 @@ static void score_keys(const Block<V>& b, const Tile& t, const float* k, int64_t
   if (stepped) return step_rows<V>(b, t, from, to, top);
   for (int v = 0; v < V; ++v) top[v] = raw[v];
 }
+
 // Scores of a tile; top: takes the maximum of itself and them. Where only intervals hide, only the keys at the edges
 // are masked.
 template <int V, class Op>
