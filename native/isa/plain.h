@@ -28,7 +28,7 @@ struct PlainIsa {
   static constexpr bool kZippedPairs = false;
   static constexpr bool kMatrixUnit =
       false;  // whether there are multiply_blocks and MatrixUnitSession: isa/matrix_unit.h
-  // whether there is add_outer_products: isa/sme.h
+  // whether there is outer_products: isa/sme.h
   static constexpr bool kOuterProducts = false;
 #if defined(__aarch64__)
   static constexpr bool kManyRegisters = true;  // 32 of vectors, not 16

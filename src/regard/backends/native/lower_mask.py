@@ -23,10 +23,12 @@ from regard.backends.native.mask_program import MaskProgram, hidden_tiles, mask_
 from regard.backends.native.mask_text import MOST, has_function, why_not_text, with_recorded, write_mask
 from regard.backends.native.modifiers.table import programmed
 from regard.backends.native.operands import full
+from regard.call.of_pairs import check_mask_of_pairs
 from regard.call.problem import Problem
 from regard.core.region import Frame
 from regard.core.shapes import blocks, broadcast_shape
 from regard.core.tracing import watched
+from regard.core.value import calls_functions_of_others
 from regard.masks.algebra import And, Cover, Everything, Mask, seen_by
 from regard.masks.dense import Dense
 from regard.masks.of_rule import joined
@@ -216,8 +218,11 @@ def _tile_map(mask: Mask, frame: Frame, queries: int, keys: int) -> dict[str, Te
     tiles = torch.full(cover.shape, -2, dtype=torch.int32, device="cpu").masked_fill(cover == Cover.NONE, -1)
     # what is never written takes no memory
     bits = torch.empty(max(int(some.sum()), 1), keys, dtype=torch.int64, device="cpu")
-    count = 0
-    for n, m in _strips(some, queries * keys):
+    count, strips = 0, list(_strips(some, queries * keys))
+    if len(strips) > 1 and calls_functions_of_others(mask):
+        most = [max(block.stop - block.start for block in each) for each in zip(*strips, strict=True)]
+        check_mask_of_pairs(mask, frame, most[0] * queries, most[1] * keys)
+    for n, m in strips:
         rows = slice(n.start * queries, min(n.stop * queries, frame.nq))
         cols = slice(m.start * keys, min(m.stop * keys, frame.nk))
         r, c = rows.stop - rows.start, cols.stop - cols.start

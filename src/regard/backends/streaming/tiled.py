@@ -8,6 +8,7 @@ import torch
 
 from regard.backends.base import Backend, ForwardResult, Result
 from regard.backends.streaming.tiling import Size, stream, strips
+from regard.call.of_pairs import check_of_pairs
 from regard.call.problem import Problem
 from regard.core.shapes import blocks
 
@@ -39,17 +40,20 @@ class Tiled(Backend):
         return Size(self.rows, self.keys)
 
     def forward(self, problem: Problem) -> Result:
+        check_of_pairs(problem, *self.size.settled(problem))
         with torch.no_grad():
             out, stats = stream(problem, self.size, quick=True)
             return out, stats.lse
 
     def forward_for_backward(self, problem: Problem) -> ForwardResult:
+        check_of_pairs(problem, *self.size.settled(problem))
         with torch.no_grad():
             out, stats = stream(problem, self.size, quick=True)
             return ForwardResult(out, (stats.m, stats.l))
 
     def details(self, problem: Problem) -> dict[str, str]:
         r, c = self.size.settled(problem)
+        check_of_pairs(problem, r, c)
         total = len(blocks(problem.frame.nq, r)) * len(blocks(problem.frame.nk, c))
         tiles = sum(len(strip.tiles) for strip in strips(problem, self.size))
         tile = min(r, problem.frame.nq) * min(c, problem.frame.nk) * problem.lanes * problem.accumulate.itemsize
