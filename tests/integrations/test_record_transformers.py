@@ -84,10 +84,14 @@ def test_outputs_keep_their_bits_and_every_way_is_recorded_alike(name: str, impl
 
 @pytest.mark.parametrize("name", ["T5", "BART"])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "regard"])
-@pytest.mark.parametrize("length", [7, 13])
-def test_encoders_and_decoders(name: str, implementation: str, length: int) -> None:
-    """Also where the decoder is as long as the encoder: the padding of that one is none of its own queries."""
+@pytest.mark.parametrize(("length", "read"), [(7, None), (13, None), (13, 1)])
+def test_encoders_and_decoders(name: str, implementation: str, length: int, read: int | None) -> None:
+    """Also where the decoder is as long as the encoder: the padding of that one is none of its own queries. read: the
+    real tokens of each text, whose mask may be that of a causal decoder with as many.
+    """
     tiny, real = ENCODER_DECODERS[name], padded("right")
+    if read is not None:
+        real = (torch.arange(13) < read).long().expand(2, 13)
     feed = {"input_ids": tokens(), "attention_mask": real, "decoder_input_ids": tokens(length)}
     model, eager = tiny.build(implementation), tiny.build("eager")
     with rg.record(model, FACTS) as tape:

@@ -25,7 +25,8 @@ class AttentionCall:
     q (*batch, h, nq, dk) and k (*batch, hk, nk, dk) are what the scores are made of: normed, rotated, cached. v
     (*batch, hk, nk, dv) are the values; None where the layer does not make them as a tensor of its own (torch's fused
     kernels), or each process has some of them. cross: whether keys and values are made from another sequence than the
-    queries, where the layer knows it.
+    queries, where the layer knows it. mask_if_cross: the mask if they are, where that is another one: padded queries of
+    the sequence itself see nothing.
     """
 
     layer: nn.Module | None
@@ -37,6 +38,7 @@ class AttentionCall:
     sink: Tensor | float | None = None
     v: Tensor | None = None
     cross: bool | None = None
+    mask_if_cross: Mask | None = None
 
     def __repr__(self) -> str:
         return with_shapes("AttentionCall", vars(self))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -142,9 +143,12 @@ class _Listener:
             self.misses.unwanted.append(name)
             return
         _check(name, call)
+        kind = self.kinds.of(call, layer)
+        if kind == "cross" and call.mask_if_cross is not None:
+            call = replace(call, mask=call.mask_if_cross)
         # The facts are of no interest to other modes, to autograd, or to inference mode.
         with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.no_grad():  # pyright: ignore
-            self.tape.add(name, type(layer).__name__, call, self.kinds.of(call, layer))
+            self.tape.add(name, type(layer).__name__, call, kind)
 
 
 def _in_backward() -> bool:

@@ -19,7 +19,7 @@ from regard.core.wrong_calls import kind_of
 from regard.inspect.capture.mode import quiet
 from regard.inspect.capture.padding import real_queries
 from regard.inspect.capture.replaced import replaced
-from regard.masks.algebra import Everything, Mask
+from regard.masks.algebra import And, Everything, Mask
 from regard.masks.convert import Converted, from_sdpa, split
 from regard.masks.dense import Dense
 from regard.scores.algebra import Score
@@ -71,7 +71,10 @@ def _read(name: str, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, op
         score = score >> SoftCap(options["softcap"])
     for bias in (options.get("position_bias"), masks.bias):
         score = score if bias is None else score >> Bias(bias)
-    return AttentionCall(module, q, k, score, masks.mask, masks.positions, options.get("s_aux"), v)
+    # of _asked
+    without_queries = masks.mask.a if isinstance(masks.mask, And) else None
+    sink = options.get("s_aux")
+    return AttentionCall(module, q, k, score, masks.mask, masks.positions, sink, v, mask_if_cross=without_queries)
 
 
 def _masks(name: str, module: Any, nq: int, nk: int, mask: Any, is_causal: bool | None) -> Converted:
