@@ -117,7 +117,7 @@ def attention_forward(
     nq, nk = query.shape[-2], key.shape[-2]
     positions: Positions | None = None
     keys: slice | None = None
-    bias, numbers = without_zeros(position_bias), None
+    bias, numbers = without_zeros(position_bias, module), None
     if isinstance(bias, RelativeTable) and not bias.stands_with(attention_mask, nq, nk):
         bias = bias.dense()
     if isinstance(attention_mask, LazyMask):

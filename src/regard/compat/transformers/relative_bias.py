@@ -113,14 +113,11 @@ class NoTable(WrittenOut):
         return self.like.new_zeros(self.shape)
 
 
-def without_zeros(bias: RelativeTable | NoTable | Tensor | None) -> RelativeTable | Tensor | None:
-    """The bias, None where it adds nothing: UMT5 makes zeros for cross-attention.
-
-    One of one query is not read: to add zeros costs less.
-    """
+def without_zeros(bias: RelativeTable | NoTable | Tensor | None, module: nn.Module) -> RelativeTable | Tensor | None:
+    """The bias of a module's call, None where it adds nothing: UMT5 makes zeros for cross-attention."""
     if not isinstance(bias, Tensor):
         return None if isinstance(bias, NoTable) else bias
-    if bias.dim() > 1 and bias.shape[-2] == 1:
+    if type(module) in _SAY_ZEROS or getattr(module, "has_relative_attention_bias", False):
         return bias
     if not bias.is_cpu or bias.requires_grad or data_unavailable(bias) or bias.numel() == 0:
         return bias
@@ -131,8 +128,9 @@ def without_zeros(bias: RelativeTable | NoTable | Tensor | None) -> RelativeTabl
     return bias if bool(bias.any()) else None
 
 
-# classes of modules whose compute_bias is replaced
+# classes of modules whose compute_bias is replaced, and those whose forward is too: they pass NoTable, not zeros
 _TAKEN: set[type[nn.Module]] = set()
+_SAY_ZEROS: set[type[nn.Module]] = set()
 
 
 def take_modules_of(model: type[PreTrainedModel]) -> None:
@@ -201,6 +199,7 @@ def _take(cls: Any) -> None:
     zeros = _reads(own_forward, "has_relative_attention_bias", "n_heads", "zeros")
     if zeros and {"key_value_states", "position_bias"} <= inspect.signature(own_forward).parameters.keys():
         cls.forward = forward
+        _SAY_ZEROS.add(cls)
 
 
 def _table_of(module: Any, own: Callable[..., Any], nq: int, nk: int, device: Any, past: Any) -> RelativeTable | None:
