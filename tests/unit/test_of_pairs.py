@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,18 +10,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard.core.region import Region
-
-
-@dataclass(frozen=True)
-class Own(rg.Modifier):
-    """A function of scores."""
-
-    positional = False
-    fn: Callable[[Tensor], Tensor]
-
-    def modify(self, s: Tensor, at: Region) -> Tensor:
-        return self.fn(s)
+from own_modifier import OfScores
 
 
 def largest(s: Tensor) -> Tensor:
@@ -30,7 +18,7 @@ def largest(s: Tensor) -> Tensor:
 
 
 def own(fn: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    return {"score": rg.ScaledDot() >> Own(fn)}
+    return {"score": rg.ScaledDot() >> OfScores(fn)}
 
 
 DEPEND: dict[str, dict[str, Any]] = {
@@ -38,7 +26,7 @@ DEPEND: dict[str, dict[str, Any]] = {
     "mean of keys": own(lambda s: 2 * s - s.mean(-1, keepdim=True)),
     "mean of queries": own(lambda s: s - s.mean(-2, keepdim=True)),
     "sum so far": own(lambda s: s.cumsum(-1)),
-    "before a cap": {"score": rg.ScaledDot() >> Own(largest) >> rg.SoftCap(2.0)},
+    "before a cap": {"score": rg.ScaledDot() >> OfScores(largest) >> rg.SoftCap(2.0)},
     "similarity": {"score": rg.Custom(lambda q, k: (q @ k.mT).softmax(-1))},
     "mask": {"mask": rg.Where(lambda b, h, i, j: (j - j.amin(-1, keepdim=True)) % 3 < 2)},
 }
@@ -89,7 +77,7 @@ def test_random_numbers_are_drawn_as_without_the_check(q: Tensor) -> None:
         return s * one
 
     torch.manual_seed(5)
-    rg.attention(x, x, x, score=rg.ScaledDot() >> Own(draw), backend=SMALL)
+    rg.attention(x, x, x, score=rg.ScaledDot() >> OfScores(draw), backend=SMALL)
     torch.manual_seed(5)
     assert len(drawn) > 5 * 3 and drawn == [torch.rand(()) for _ in drawn]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,18 +9,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard.core.region import Region
-
-
-@dataclass(frozen=True)
-class Own(rg.Modifier):
-    """A function of scores."""
-
-    positional = False
-    fn: Callable[[Tensor], Tensor]
-
-    def modify(self, s: Tensor, at: Region) -> Tensor:
-        return self.fn(s)
+from own_modifier import OfScores
 
 
 def dropped(s: Tensor) -> Tensor:
@@ -30,8 +17,8 @@ def dropped(s: Tensor) -> Tensor:
 
 
 RANDOM: dict[str, dict[str, Any]] = {
-    "modifier": {"score": rg.Dot() >> Own(dropped)},
-    "modifier, one number": {"score": rg.Dot() >> Own(lambda s: s * torch.rand(()))},
+    "modifier": {"score": rg.Dot() >> OfScores(dropped)},
+    "modifier, one number": {"score": rg.Dot() >> OfScores(lambda s: s * torch.rand(()))},
     "similarity": {"score": rg.Custom(lambda q, k: dropped(q @ k.mT))},
     "mask": {"mask": rg.Where(lambda b, h, i, j: torch.rand(12, 12) > 0.3)},
 }
