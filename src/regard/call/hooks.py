@@ -25,8 +25,8 @@ class AttentionCall:
     q (*batch, h, nq, dk) and k (*batch, hk, nk, dk) are what the scores are made of: normed, rotated, cached. v
     (*batch, hk, nk, dv) are the values; None where the layer does not make them as a tensor of its own (torch's fused
     kernels), or each process has some of them. cross: whether keys and values are made from another sequence than the
-    queries, where the layer knows it. mask_if_cross: the mask if they are, where that is another one: padded queries of
-    the sequence itself see nothing.
+    queries, where the layer knows it. mask_if_cross: the mask if they are, where the layer does not know it: padded
+    queries, which see nothing in `mask`, are those of one sequence.
     """
 
     layer: nn.Module | None

@@ -54,7 +54,7 @@ def check_of_pairs(problem: Problem, rows: int, keys: int) -> None:
 
 def check_mask_of_pairs(mask: Mask, frame: Frame, rows: int, keys: int) -> None:
     """The same of a mask of others."""
-    if _depends_on_others(lambda at: mask.visible(at), frame, rows, keys):
+    if _depends_on_others(mask.visible, frame, rows, keys):
         raise Unsupported(_SAID.format("the mask"))
 
 
@@ -78,18 +78,17 @@ def _depends_on_others(answer: Callable[[Region], Tensor], frame: Frame, rows: i
     return False
 
 
-def _divided(frame: Frame, rows: int, keys: int) -> Iterator[tuple[tuple[Region, Region, Region], int]]:
-    """Some pairs, and the same in two parts; and the axis along which these lie."""
-    for n, size, axis in ((frame.nk, keys, -1), (frame.nq, rows, -2)):
+def _divided(frame: Frame, rows: int, keys: int) -> Iterator[tuple[list[Region], int]]:
+    """Some pairs, then the same in two parts; and the axis along which these lie."""
+    for n, size, others, axis in ((frame.nk, keys, frame.nq, -1), (frame.nq, rows, frame.nk, -2)):
         if n > size:
-            few = slice(0, min(frame.nq if axis == -1 else frame.nk, _FEW))
-            parts = slice(0, min(n, 2 * size)), slice(0, size), slice(size, min(n, 2 * size))
-            of_keys, of_rows = (frame.region(few, part) for part in parts), (frame.region(part, few) for part in parts)
-            whole, first, second = of_keys if axis == -1 else of_rows
-            yield (whole, first, second), axis
+            few, end = slice(0, min(others, _FEW)), min(n, 2 * size)
+            parts = slice(0, end), slice(0, size), slice(size, end)
+            regions = [frame.region(few, part) if axis == -1 else frame.region(part, few) for part in parts]
+            yield regions, axis
 
 
-def _alike(answer: Callable[[Region], Tensor], regions: tuple[Region, Region, Region], axis: int) -> bool:
+def _alike(answer: Callable[[Region], Tensor], regions: list[Region], axis: int) -> bool:
     found = [answer(at) for at in regions]
     whole, *parts = (t.expand(*t.shape[:-2], *_size(at)) for t, at in zip(found, regions, strict=True))
     joined = torch.cat(parts, axis)

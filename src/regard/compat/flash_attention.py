@@ -94,7 +94,7 @@ def flash_attn_func(
         out, lse = (torch.cat(t) for t in list(zip(*parts, strict=True))[:2])
     else:
         mask, positions = _mask(causal, window_size), tail(q.shape[1], k.shape[1], q.device)
-        score = _score(softmax_scale, softcap, None if _by_sequence(alibi_slopes) else alibi_slopes)
+        score = _score(softmax_scale, softcap, alibi_slopes)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         out, lse = _attend(q, k, v, score, mask, positions, dropout_p)
     return (out, lse, None) if return_attn_probs else out
@@ -153,7 +153,7 @@ def flash_attn_varlen_func(
     else:
         mask = from_cu_seqlens(cu_seqlens_q, cu_seqlens_k) & _mask(causal, window_size)
         positions = cu_seqlens_positions(cu_seqlens_q, cu_seqlens_k)
-        score = _score(softmax_scale, softcap, None if _by_sequence(alibi_slopes) else alibi_slopes)
+        score = _score(softmax_scale, softcap, alibi_slopes)
         q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
         out, lse = _attend(q, k, v, score, mask, positions, dropout_p)
     return (out[0], lse[0], None) if return_attn_probs else out[0]
@@ -256,7 +256,7 @@ def flash_attn_with_kvcache(
             if cache_leftpad is not None:
                 mask = mask & Lengths(first=cache_leftpad.clamp(max=n))
             keys, values = (Paged(t.transpose(1, 2), table, n) for t in (k_cache, v_cache))
-            score = _score(softmax_scale, softcap, None if _by_sequence(alibi_slopes) else alibi_slopes)
+            score = _score(softmax_scale, softcap, alibi_slopes)
             out, lse = _attend(q.transpose(1, 2), keys, values, score, mask, positions, 0.0)
     return (out, lse) if return_softmax_lse else out
 
@@ -274,7 +274,9 @@ def _attend(
 def _score(scale: float | None, softcap: float, slopes: Tensor | None) -> Score:
     score: Score = ScaledDot(scale)
     score = score >> SoftCap(softcap) if softcap > 0 else score
-    return score if slopes is None else score >> Alibi(slopes)
+    if slopes is None or _by_sequence(slopes):  # of no sequence: others have a call each
+        return score
+    return score >> Alibi(slopes)
 
 
 def _by_sequence(slopes: Tensor | None) -> TypeGuard[Tensor]:

@@ -19,7 +19,7 @@ from regard.core.wrong_calls import kind_of
 from regard.inspect.capture.mode import quiet
 from regard.inspect.capture.padding import real_queries
 from regard.inspect.capture.replaced import replaced
-from regard.masks.algebra import And, Everything, Mask
+from regard.masks.algebra import Everything, Mask
 from regard.masks.convert import Converted, from_sdpa, split
 from regard.masks.dense import Dense
 from regard.scores.algebra import Score
@@ -71,16 +71,14 @@ def _read(name: str, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, op
         score = score >> SoftCap(options["softcap"])
     for bias in (options.get("position_bias"), masks.bias):
         score = score if bias is None else score >> Bias(bias)
-    # of _asked
-    without_queries = masks.mask.a if isinstance(masks.mask, And) else None
-    sink = options.get("s_aux")
-    return AttentionCall(module, q, k, score, masks.mask, masks.positions, sink, v, mask_if_cross=without_queries)
+    own, sink = _of_real_queries(module, masks.mask, q.shape[-2], k.shape[-2]), options.get("s_aux")
+    return AttentionCall(module, q, k, score, own, masks.positions, sink, v, mask_if_cross=masks.mask)
 
 
 def _masks(name: str, module: Any, nq: int, nk: int, mask: Any, is_causal: bool | None) -> Converted:
     if isinstance(mask, Tensor) and mask.dim() == 4:
         allowed, bias = _split(mask)
-        return Converted(_asked(module, allowed, nq, nk), bias, _standing(allowed, nq, nk))
+        return Converted(Dense(allowed), bias, _standing(allowed, nq, nk))
     if mask is None and name == "eager":
         return Converted(Everything())  # it adds what it is given, and is never causal by itself
     if mask is None and name == "sdpa":
@@ -102,17 +100,19 @@ def _standing(allowed: Tensor, nq: int, nk: int) -> Positions | None:
     return Positions(last.expand(nq), index)
 
 
-def _asked(module: Any, allowed: Tensor, nq: int, nk: int) -> Mask:
-    """What a mask lets through; where a sequence reads itself, only for queries that see themselves: padding does not.
+def _of_real_queries(module: Any, mask: Mask, nq: int, nk: int) -> Mask:
+    """A mask, only for queries that see themselves where a sequence reads itself: padding does not.
 
     A decoder that reads an encoder has a mask too, and nothing says which is which: a decoder's own is causal.
     """
+    if not isinstance(mask, Dense) or nq != nk:
+        return mask
     decoder = getattr(module, "is_decoder", False) or getattr(getattr(module, "config", None), "is_decoder", False)
-    pairs = allowed.expand(*allowed.shape[:2], nq, nk)
-    if nq != nk or (decoder and bool(pairs.triu(1).any())):
-        return Dense(allowed)
+    pairs = mask.allowed.expand(*mask.allowed.shape[:2], nq, nk)
+    if decoder and bool(pairs.triu(1).any()):
+        return mask
     real = pairs[:, 0].diagonal(dim1=-2, dim2=-1)
-    return Dense(allowed) if bool(real.all()) else Dense(allowed) & real_queries(real)
+    return mask if bool(real.all()) else mask & real_queries(real)
 
 
 def _split(mask: Tensor) -> tuple[Tensor, Tensor | None]:
