@@ -13,10 +13,12 @@ import regard.runtime.plan_cache as plan_cache
 import regard.sequences.nested_call as nested_call
 from regard.backends.base import Backend
 from regard.call.arguments import answers_calls, answers_calls_of_pairs, missing_tensors, unexpected_arguments
+from regard.call.of_pairs import check_of_some_keys
 from regard.core.arrays import Array, any_nested
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions
 from regard.core.state import State
+from regard.core.value import calls_functions_of_others
 from regard.masks.algebra import Everything, Mask
 from regard.runtime.binding import BoundCall
 from regard.runtime.dispatch import Explanation
@@ -132,7 +134,9 @@ def attention_state(
     """The State of these keys for these queries; `|` merges it with that of other keys. Arguments as `attention`.
 
     m and l have the shape (*batch, h, nq), o (*batch, h, nq, dv), in the accumulation dtype (float32, or float64).
-    `finish()` gives (out, lse). A sink belongs to one of the parts only. Differentiable.
+    `finish()` gives (out, lse). A sink belongs to one of the parts only. Differentiable. Raises Unsupported where a
+    function of the score or the mask reads several queries or keys at once, as topk does: those of other parts are
+    not there.
 
     >>> import regard as rg
     >>> q, k, v = torch.randn(5, 8), torch.randn(7, 8), torch.randn(7, 3)
@@ -143,10 +147,13 @@ def attention_state(
     arguments = plan_cache.AttentionArguments(q, k, v, score, mask, positions, sink, dropout)
     known = plan_cache.attend_with_stats(arguments, backend)
     if known is not None:
+        if calls_functions_of_others(mask):  # a score that the kernels run is a function of single pairs
+            check_of_some_keys(BoundCall(*arguments).problem)
         out, stats = known
         return State(stats.m, stats.l, out * stats.l[..., None])
     call = BoundCall(*arguments)
     with call.precision():
+        check_of_some_keys(call.problem)
         out, stats = call.run_with_stats(backend)
         m, l = (call.layout.restore(t, 1) for t in (stats.m, stats.l))
         return State(m, l, call.layout.restore(out, 2) * l[..., None])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -81,6 +81,26 @@ def test_sizes_that_a_function_reads_are_those_of_each_call(name: str, dynamic: 
             for run, x, t in ((compiled, *given), (call, *exact))
         )
         close(got, right)
+
+
+@dataclass(frozen=True)
+class ByPart(rg.Modifier):
+    """Reads a size of what it is given, which is a part of the call."""
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s * s.shape[-1] ** 0.1
+
+
+def last_two(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return j >= j.shape[-1] - 2
+
+
+@pytest.mark.parametrize("how", [{"score": rg.ScaledDot() >> ByPart()}, {"mask": rg.Where(last_two)}])
+def test_sizes_of_a_part_are_refused(how: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: rg.attention(x, x, x, **how), backend="aot_eager")
+    with pytest.raises(rg.Unsupported, match=r"read at\.frame\.nq and at\.frame\.nk"):
+        compiled(torch.randn(1, 2, 40, 8))
 
 
 @dataclass(frozen=True)

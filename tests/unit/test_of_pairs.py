@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import regard as rg
 from own_modifier import OfScores
@@ -55,6 +56,42 @@ def test_are_refused_where_there_are_several_tiles(name: str, q: Tensor) -> None
         rg.explain(q, q, q, backend=SMALL, **DEPEND[name])
 
 
+Call = Callable[[Tensor], Tensor]
+WAYS: dict[str, Callable[[Call, Tensor], Any]] = {
+    "grad": lambda call, x: torch.func.grad(lambda y: call(y).sum())(x),
+    "vmap": lambda call, x: torch.vmap(call)(x),
+    "jvp": lambda call, x: torch.func.jvp(call, (x,), (x,)),
+    "make_fx": lambda call, x: make_fx(call)(x)(x),
+    "make_fx of fake tensors": lambda call, x: make_fx(call, tracing_mode="fake")(x)(x),
+}
+
+
+@pytest.mark.parametrize("name", DEPEND)
+@pytest.mark.parametrize("way", WAYS)
+def test_are_refused_where_nobody_reads_numbers(name: str, way: str, q: Tensor) -> None:
+    with pytest.raises(rg.Unsupported, match="of a pair depends on other pairs"):
+        WAYS[way](lambda x: rg.attention(x, x, x, backend=SMALL, **DEPEND[name]), q.detach())
+
+
+@pytest.mark.parametrize("name", DO_NOT)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "jvp"])  # torch.cdist has no such derivative
+def test_functions_of_single_pairs_run_where_nobody_reads_numbers(name: str, way: str, q: Tensor) -> None:
+    def calls(backend: rg.Backend) -> Call:
+        return lambda x: rg.attention(x, x, x, backend=backend, **DO_NOT[name])
+
+    found, right = (WAYS[way](calls(backend), q.detach()) for backend in (SMALL, rg.Reference()))
+    torch.testing.assert_close(found, right)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["mean of keys", "similarity", "mask"])
+def test_are_refused_in_a_graph(name: str, q: Tensor) -> None:
+    torch.compiler.reset()
+    call = torch.compile(lambda x: rg.attention(x, x, x, backend=SMALL, **DEPEND[name]), backend="aot_eager")
+    with pytest.raises(rg.Unsupported, match="of a pair depends on other pairs"):
+        call(q.detach())
+
+
 @pytest.mark.parametrize("name", DEPEND)
 def test_run_where_there_is_one(name: str, q: Tensor) -> None:
     one, right = (rg.attention(q, q, q, backend=b, **DEPEND[name]) for b in (rg.Tiled(64, 64), rg.Reference()))
@@ -92,3 +129,20 @@ def test_a_mask_that_is_no_program_is_refused_where_it_is_written_out_in_parts(n
     else:
         found, right = (rg.attention(x, x, x, mask=mask, backend=b) for b in (None, rg.Reference()))
         torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize("name", DEPEND)
+def test_are_refused_where_states_are_merged(name: str, q: Tensor) -> None:
+    for needs in (True, False):
+        x = q.detach().requires_grad_(needs)
+        with pytest.raises(rg.Unsupported, match="alone, and the result is merged"):
+            rg.attention_state(x, x, x, **DEPEND[name])
+        with pytest.raises(rg.Unsupported, match="alone, and the result is merged"):
+            rg.attention_over(x, [(x, x), (x, x)], positions=torch.arange(40), **DEPEND[name])
+
+
+@pytest.mark.parametrize("name", DO_NOT)
+def test_functions_of_single_pairs_have_states(name: str, q: Tensor) -> None:
+    x = q.detach()
+    parts = [(x[..., :15, :], x[..., :15, :]), (x[..., 15:, :], x[..., 15:, :])]
+    torch.testing.assert_close(rg.attention_over(x, parts, **DO_NOT[name]), rg.attention(x, x, x, **DO_NOT[name]))

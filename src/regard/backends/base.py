@@ -11,10 +11,11 @@ from torch import Tensor
 
 from regard.backends.streaming.backward import Cotangents, backward
 from regard.backends.streaming.tiling import Size, stream
+from regard.call.of_pairs import check_of_pairs
 from regard.call.problem import Problem
 from regard.core.positions import Positions
 from regard.core.state import RowStats
-from regard.core.tracing import data_unavailable
+from regard.core.tracing import data_unavailable, symbolic
 from regard.core.value import Value
 from regard.core.vjp import vjp
 from regard.masks.algebra import Mask
@@ -171,6 +172,8 @@ class Backend(Value):
 
     def differentiable(self, problem: Problem) -> Differentiable:
         """out and the row statistics, by operations that autograd, forward mode and torch.func see, to any order."""
+        if not symbolic(problem.frame.nq, problem.frame.nk):
+            check_of_pairs(problem, *self.size.settled(problem))
         return stream(problem, self.size)
 
     def traced(self, problem: Problem) -> Differentiable:

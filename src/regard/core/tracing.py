@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -157,6 +158,19 @@ def seen_by_autograd() -> AbstractContextManager[Any]:
     """Autograd records what runs inside, also where an operator runs that it has recorded as one step."""
     core = torch._C  # pyright: ignore[reportPrivateUsage]
     return core._SetExcludeDispatchKeyGuard(core.DispatchKey.AutogradFunctionality, False)  # pyright: ignore[reportPrivateUsage]
+
+
+@contextmanager
+def unwatched() -> Generator[None, None, None]:
+    """No mode and no transform that is open sees what runs inside, on tensors that are made inside."""
+    core = torch._C  # pyright: ignore[reportPrivateUsage]
+    modes = [core._pop_torch_function_stack() for _ in range(core._len_torch_function_stack())]  # pyright: ignore
+    try:
+        with _disable_current_modes(), core._DisableFuncTorch():  # pyright: ignore
+            yield
+    finally:
+        for mode in reversed(modes):
+            core._push_on_torch_function_stack(mode)  # pyright: ignore[reportPrivateUsage]
 
 
 def unseen_by_hooks() -> AbstractContextManager[Any]:

@@ -61,7 +61,8 @@ def ulysses_attention(
                 and values; None: shards
     score, mask, positions, sink, dropout, backend
                 as `attention`, and of the whole call, the same on every rank: a mask of (nq, nk), positions of all. A
-                similarity of your own must be a Custom, whose fn sees the heads of a rank as a call of its own
+                similarity of your own must be a Custom, whose fn sees the heads of a rank as a call of its own, as
+                modifiers do: what mixes heads gives other results here
     timeout     seconds without an answer after which PeerError is raised (300)
 
     Heads are distributed as evenly as grouped queries allow; a key head that the query heads of several ranks read is

@@ -16,6 +16,7 @@ from regard.core.errors import Unsupported
 from regard.core.functions import settled
 from regard.core.pair_indexing import PairIndexing
 from regard.core.region import Frame
+from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import And, Mask, Not, Or
 from regard.scores.algebra import Modifier
 from regard.scores.modifiers import Bias
@@ -31,6 +32,7 @@ def trace_mask(mask: Mask, frame: Frame, kind: type[Recorder] = Recorder) -> Gra
     return _of_any_size(lambda more: _trace_mask(mask, frame, kind, more), "the mask")
 
 
+@outside_of_graphs  # torch.compile would follow the mode that records, where it has ended a graph for an error
 def _of_any_size(traced: Callable[[int], Graph], what: str) -> Graph:
     """The graph for the usual pairs; where sizes were read it must be that for more of them too."""
     graph = traced(0)
