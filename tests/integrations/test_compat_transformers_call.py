@@ -73,6 +73,15 @@ def test_without_a_mask(attributes: dict[str, bool], keyword: bool | None, causa
     torch.testing.assert_close(call(module=layer(**attributes), is_causal=keyword, scaling=1.0), weighed(scores))
 
 
+def test_modules_of_transformers_that_say_nothing_see_everything() -> None:
+    """Its encoders without padding get no mask; those of others are as torch's attention is called."""
+    theirs = type("Attention", (nn.Module,), {"__module__": "transformers.models.splinter.modeling_splinter"})()
+    scores = Q @ K.mT
+    torch.testing.assert_close(call(module=theirs, scaling=1.0), weighed(scores))
+    hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    torch.testing.assert_close(call(module=layer(), scaling=1.0), weighed(scores.masked_fill(hidden, -torch.inf)))
+
+
 def test_without_a_mask_one_query_is_the_last() -> None:
     torch.testing.assert_close(call(module=layer(), q=Q[..., -1:, :], scaling=1.0), weighed(Q[..., -1:, :] @ K.mT))
 
@@ -246,6 +255,14 @@ def test_witnesses_hear_of_real_queries_only(name: str) -> None:
     assert all(isinstance(each.layer, nn.Module) for each in seen)
 
 
+def test_witnesses_of_a_mask_that_is_a_tensor() -> None:
+    real = padded("right").bool()
+    given = torch.where(real[:, None, None, :].expand(2, 1, N, N), 0.0, torch.finfo(torch.float32).min)
+    seen = told("BERT", input_ids=tokens(), attention_mask=given)
+    assert all(torch.equal(dense(each), real[:, :, None] & real[:, None, :]) for each in seen)
+    assert all(each.mask_if_cross is not None for each in seen)
+
+
 def test_witnesses_of_a_decoder_that_reads_an_encoder() -> None:
     """The decoder's tokens are not the encoder's, though there are as many: its padding hides keys alone."""
     seen = told("BART", input_ids=tokens(), attention_mask=padded("right"), decoder_input_ids=tokens())
@@ -268,3 +285,20 @@ def test_the_names_are_registered() -> None:
 
     assert AttentionInterface()[compat.NAME] is compat.attention_forward
     assert AttentionMaskInterface()[compat.NAME] is lazy_mask
+
+
+def test_a_first_layer_without_keys() -> None:
+    """transformers asks it how many keys there are, and makes a mask of one token."""
+    import transformers
+
+    config = transformers.MiniMaxConfig(
+        **{"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 2},
+        **{"layer_types": ["linear_attention", "full_attention"], "eos_token_id": None, "pad_token_id": 0},
+    )
+    model, given = transformers.MiniMaxForCausalLM(config).eval(), torch.arange(3, 12)[None]
+    found = []
+    for name in ("eager", compat.NAME):
+        model.set_attn_implementation(name)
+        found.append(model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=6, do_sample=False))
+    assert torch.equal(*found)

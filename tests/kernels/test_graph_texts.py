@@ -125,10 +125,14 @@ class Doubled(torch.autograd.Function):
     ("fn", "held", "why"),
     [
         (lambda s, at: s + OUTSIDE[at.col], (), "it reads a tensor that none of its fields holds"),
-        (lambda s, at, t: s * t.tolist()[0], (NUMBERS,), "a number that it reads may change from call to call"),
+        (lambda s, at, t: s * t.tolist()[0], (NUMBERS,), "tolist looks at the numbers of a tensor"),
         (lambda s, at, t: s * float(t.max()), (NUMBERS,), "looks at a number"),
         (lambda s, at: s.flatten(-2).reshape(s.shape), (), "is given a shape"),
-        (lambda s, at: s + torch.arange(s.shape[-1]), (), "it reads a tensor that none of its fields holds"),
+        (
+            lambda s, at: s + torch.arange(s.shape[-1]),
+            (),
+            "it makes a tensor as large as the part of a call",
+        ),
         (lambda s, at: s.softmax(-1), (), "it has no instruction"),
         (lambda s, at: Doubled.apply(s), (), "Doubled, a torch.autograd.Function, has a backward of its own"),
         (lambda s, at: s + torch.rand(()), (), ""),

@@ -238,7 +238,12 @@ def test_what_is_no_function_of_the_product_says_why(fn: Any, why: str) -> None:
     case = testing.draw(FRAMES["blocks"], score=rg.Custom(fn)).leaves(torch.float32)
     found = rg.Native().why_not(case.problem, lse=True)
     assert found is not None and why in found
-    check(testing.draw(FRAMES["few rows"], score=rg.Custom(fn)), backend=rg.Tiled())
+    few = testing.draw(FRAMES["few rows"], score=rg.Custom(fn))
+    if "mean.dim" in why:  # of several keys, which states are not merged for
+        with pytest.raises(rg.Unsupported, match="depends on other pairs"):
+            check(few, backend=rg.Tiled())
+    else:
+        check(few, backend=rg.Tiled())
 
 
 def test_a_function_that_holds_parameters_warns_of_nothing(recwarn: pytest.WarningsRecorder) -> None:

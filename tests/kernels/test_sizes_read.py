@@ -34,6 +34,7 @@ DEPEND: dict[str, Callable[[Tensor, Region], Tensor]] = {
     "numel": lambda s, at: s + at.j.numel(),
     "len": lambda s, at: s + len(at.j[0]) * 0.5 + at.j.shape[-1],
     "branch": lambda s, at: s * 2 if s.shape[-2] > 2 else s,
+    "many": lambda s, at: s * (5.0 if s.shape[-1] > 20 else 1.0),
     "field": lambda s, at: torch.where(at.j >= at.j.shape[-1] - 2, s, s - 1),
 }
 DO_NOT: dict[str, Callable[[Tensor, Region], Tensor]] = {

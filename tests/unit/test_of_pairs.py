@@ -131,7 +131,7 @@ def test_a_mask_that_is_no_program_is_refused_where_it_is_written_out_in_parts(n
         torch.testing.assert_close(found, right)
 
 
-@pytest.mark.parametrize("name", DEPEND)
+@pytest.mark.parametrize("name", [name for name in DEPEND if name != "mean of queries"])  # these are all there
 def test_are_refused_where_states_are_merged(name: str, q: Tensor) -> None:
     for needs in (True, False):
         x = q.detach().requires_grad_(needs)
@@ -146,3 +146,42 @@ def test_functions_of_single_pairs_have_states(name: str, q: Tensor) -> None:
     x = q.detach()
     parts = [(x[..., :15, :], x[..., :15, :]), (x[..., 15:, :], x[..., 15:, :])]
     torch.testing.assert_close(rg.attention_over(x, parts, **DO_NOT[name]), rg.attention(x, x, x, **DO_NOT[name]))
+
+
+@pytest.mark.parametrize("name", [name for name in DEPEND if name != "mask"])  # the least position of each is 0
+def test_are_refused_where_sequences_are_nested(name: str) -> None:
+    x = torch.nested.nested_tensor([torch.randn(n, 2, 6) for n in (5, 40, 20)], layout=torch.jagged).transpose(1, 2)
+    with pytest.raises(rg.Unsupported, match="several sequences at once"):
+        rg.attention(x, x, x, **DEPEND[name])
+
+
+def of_many(count: int) -> Callable[[Tensor], Tensor]:
+    def largest(s: Tensor) -> Tensor:
+        return s.masked_fill(s < s.topk(min(count, s.shape[-1])).values[..., -1:], -torch.inf)
+
+    return largest
+
+
+OUTSIDE = torch.randn(6, 6)
+FAR: dict[str, dict[str, Any]] = {
+    "more than two tiles": own(of_many(34)),
+    "in large tiles": own(lambda s: s * (5 if s.shape[-1] > 20 else 1)),
+    "in the last tile": own(lambda s: s * (5 if s.shape[-1] < 10 else 1)),
+    "NaN": own(lambda s: (2 * s - s.nanmean(-1, keepdim=True)).masked_fill(s.isnan(), torch.nan)),
+    "in float32 alone": {"score": rg.Custom(lambda q, k: (q @ OUTSIDE @ k.mT).softmax(-1))},
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_what_differs_far_away_is_refused(name: str, q: Tensor) -> None:
+    x = q.detach()
+    k = x.index_fill(-2, torch.tensor([3]), torch.nan) if name == "NaN" else x
+    with pytest.raises(rg.Unsupported, match="depends on other pairs"):
+        rg.attention(x, k, x, backend=SMALL, **FAR[name])
+
+
+def test_weights_of_some_rows(q: Tensor) -> None:
+    """All rows are one part here, some are not."""
+    assert rg.attention_weights(q, q, **DEPEND["mean of queries"]).shape == (2, 3, 40, 40)
+    with pytest.raises(rg.Unsupported, match="depends on other pairs"):
+        rg.attention_weights(q, q, rows=[0, 5, 7], **DEPEND["mean of queries"])

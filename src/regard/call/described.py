@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.core.positions import Positions
 from regard.core.region import Frame
-from regard.core.tracing import expected, symbolic
+from regard.core.tracing import expected, fixed, symbolic
 from regard.core.value import Value, attributes_of, fields_of
 from regard.masks.dense import Where
 from regard.scores.elementwise import Elementwise
@@ -60,7 +60,7 @@ def described(item: Any, sizes: tuple[int, int], unknown: list[str], arguments: 
     if isinstance(item, (int, float)) and symbolic(item):
         unknown.append(CHANGES)
         return None
-    return "constant", None, _constant(item) if type(item) is int else item
+    return "constant", None, fixed(item) if type(item) is int else item
 
 
 def _is_made_in_graph(function: FunctionType, arguments: int | None) -> bool:
@@ -98,17 +98,11 @@ def described_frame(frame: Frame) -> tuple[Any, ...]:
 def _size(n: int, sizes: tuple[int, int]) -> int | Changing:
     """A size as a constant."""
     if not symbolic(n):
-        return _constant(n)
+        return fixed(n)
     for name, size in zip(("queries", "keys"), sizes, strict=True):
         if symbolic(size) and n == size:
             return name, expected(n)
     return "others", expected(n)
-
-
-def _constant(n: int) -> int:
-    """A whole number with a fixed value; torch.compile may know it by a guard, and not as a constant."""
-    known = expected(n)
-    return n if known is None else known
 
 
 class Sizes:

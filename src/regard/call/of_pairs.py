@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,16 +24,16 @@ from regard.core.value import calls_functions_of_others
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Pipeline, evaluate
 
-_FEW = 4  # queries, or keys, beside those of two tiles
-_NEAR = 1e-6  # of scores in float64
+_FEW = 4  # queries, or keys, beside those that are divided
+_MOST = 1 << 22  # scores that are computed to find out
 _LARGE = 1 << 20  # numbers of a tensor that is not copied to float64
 
 
 def check_of_pairs(problem: Problem, rows: int, keys: int) -> None:
-    """Unsupported where a score or a mask of others differs between two tiles of rows × keys and both in one.
+    """Unsupported where a score or a mask of others differs between tiles of rows × keys and all in one.
 
-    Tried in float64 on a few queries and keys, in graphs and transforms on other numbers of their shapes; not where
-    random ones are drawn, nor where a function does not run in float64.
+    Tried on a few queries and all keys, and on all queries and a few keys, as far as they are not too many; in graphs
+    and transforms on other numbers of their shapes; not where random ones are drawn.
     """
     frame = problem.frame
     if not symbolic(frame.nq, frame.nk) and not scripted() and (frame.nq > rows or frame.nk > keys):
@@ -48,12 +49,23 @@ def check_mask_of_pairs(mask: Mask, frame: Frame, rows: int, keys: int) -> None:
 
 
 def check_of_some_keys(problem: Problem) -> None:
-    """The same of a call for some queries and keys, whose results are merged with those for others: of its halves."""
-    frame = problem.frame
-    if not symbolic(frame.nq, frame.nk) and not scripted():
-        what = _what_depends(problem, max(-(-frame.nq // 2), 1), max(-(-frame.nk // 2), 1))
+    """The same of a call for some keys, whose results are merged with those for others: of a key, and of halves."""
+    _check_small(problem, max(problem.frame.nq, 1), _MERGED)
+
+
+def check_of_sequences(problem: Problem) -> None:
+    """The same of a call in which sequences of several lengths lie behind each other, or are padded."""
+    _check_small(problem, 1, _TOGETHER)
+
+
+def _check_small(problem: Problem, rows: int, so: str) -> None:
+    if symbolic(problem.frame.nq, problem.frame.nk) or scripted():
+        return
+    half = max(problem.frame.nk // 2, 1)
+    for keys in {1, half, half + 1}:  # neighbours, for functions of what is left by a division
+        what = _what_depends(problem, rows, keys)
         if what:
-            raise Unsupported(_SAID.format(what, _MERGED))
+            raise Unsupported(_SAID.format(what, so))
 
 
 _SAID = (
@@ -66,7 +78,11 @@ _IN_PARTS = (
 )
 _MERGED = (
     "Here it is called for some keys alone, and the result is merged with those of other keys. "
-    "rg.attention(q, k, v, backend=rg.Reference()) calls it once for all of them, with n × n scores in memory."
+    "rg.attention on all keys, with backend=rg.Reference(), calls it once, with n × n scores in memory."
+)
+_TOGETHER = (
+    "Here it is called for several sequences at once, and would read other sequences and padding. "
+    "Call rg.attention for each sequence, with backend=rg.Reference()."
 )
 
 
@@ -91,17 +107,21 @@ def _found_in_example(
 ) -> str:
     """The same of a score and a mask of other numbers; shapes: of q and k, without batch axes."""
     with unwatched():
-        (score, mask), at = example(values, frame, Sizes(), _numbers)
-        q, k = (_numbers(torch.float64, (*at.batch, *shape)) for shape in shapes)
-        return _found(score, mask, at, q, k, rows, keys)
+        for whole in (0, 1):  # what is hidden, or multiplied by 0, in one may not be in the other
+            numbers = partial(_numbers, whole=whole)
+            (score, mask), at = example(values, frame, Sizes(), numbers)
+            q, k = (numbers(torch.float64, (*at.batch, *shape)) for shape in shapes)
+            found = _found(score, mask, at, q, k, rows, keys)
+            if found:
+                return found
+    return ""
 
 
-def _numbers(dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    """Different numbers along the last two axes, of which few take memory; whole numbers are 0."""
-    if not dtype.is_floating_point:
-        return torch.zeros((), dtype=dtype, device="cpu").expand(shape)
+def _numbers(dtype: torch.dtype, shape: Sequence[int], whole: int) -> Tensor:
+    """Different numbers along the last two axes, of which few take memory; whole numbers are `whole` and 0 in turn."""
     counted = torch.arange(math.prod(shape[-2:]), dtype=torch.float64, device="cpu")
-    return (counted * _GOLDEN % 1 - 0.5).to(dtype).view(shape[-2:]).expand(shape)
+    numbers = counted * _GOLDEN % 1 - 0.5 if dtype.is_floating_point else counted % 2 * whole
+    return numbers.to(dtype).view(shape[-2:]).expand(shape)
 
 
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill the interval from 0 to 1 evenly
@@ -111,48 +131,64 @@ def _found(score: Pipeline, mask: Mask, frame: Frame, q: Tensor, k: Tensor, rows
     if calls_functions_of_others(mask) and _depends_on_others(mask.visible, frame, rows, keys):
         return "the mask"
 
-    def scores(at: Region) -> Tensor:
+    if not calls_functions_of_others(score):
+        return ""
+
+    def scores(at: Region, dtype: torch.dtype) -> Tensor:
         local = score.local(at)
         exact = local.with_tensors(
-            t.double() if t.is_floating_point() and t.numel() <= _LARGE else t for t in local.tensors()
+            t.to(dtype) if t.is_floating_point() and t.numel() <= _LARGE else t for t in local.tensors()
         )
-        queries, some_keys = q[..., at.rows, :].double(), k[..., at.cols, :].double()
+        queries, some_keys = q[..., at.rows, :].to(dtype), k[..., at.cols, :].to(dtype)
         return evaluate(exact, queries, repeat_heads(some_keys, frame.heads), at)
 
-    return "the score" if calls_functions_of_others(score) and _depends_on_others(scores, frame, rows, keys) else ""
+    for dtype, near in ((torch.float64, 1e-6), (torch.float32, 1e-3)):
+        try:
+            return "the score" if _differs(partial(scores, dtype=dtype), frame, rows, keys, near) else ""
+        except Exception:  # of another dtype than it takes; or where the call runs it raises again
+            continue
+    return ""
 
 
-def _depends_on_others(answer: Callable[[Region], Tensor], frame: Frame, rows: int, keys: int) -> bool:
-    """Whether answers for two parts are not those for both. False of functions that answer otherwise each time."""
+def _depends_on_others(visible: Callable[[Region], Tensor], frame: Frame, rows: int, keys: int) -> bool:
+    """Whether what a mask says of parts is not what it says of the whole."""
+    try:
+        return _differs(visible, frame, rows, keys, 0)
+    except Exception:  # where the call runs it raises again
+        return False
+
+
+def _differs(answer: Callable[[Region], Tensor], frame: Frame, rows: int, keys: int, near: float) -> bool:
+    """Whether answers for parts are not those for the whole. False of functions that answer otherwise each time."""
     devices = [frame.device] if frame.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):  # random numbers are drawn as without this
-        try:
-            for regions, axis in _divided(frame, rows, keys):
-                if not _alike(answer, regions, axis):
-                    return torch.equal(answer(regions[0]), answer(regions[0]))
-        except Exception:  # of another dtype than it takes: where the call runs it raises again
-            return False
+        for whole, parts, axis in _divided(frame, rows, keys):
+            found = _of(answer, whole)
+            for part, place in parts:
+                there = found.narrow(axis, place.start, place.stop - place.start)
+                if not torch.allclose(there, _of(answer, part), rtol=near, atol=near, equal_nan=True):
+                    return torch.allclose(found, _of(answer, whole), rtol=0, atol=0, equal_nan=True)
     return False
 
 
-def _divided(frame: Frame, rows: int, keys: int) -> Iterator[tuple[list[Region], int]]:
-    """Some pairs, then the same in two parts; and the axis along which these lie."""
+def _divided(frame: Frame, rows: int, keys: int) -> Iterator[tuple[Region, list[tuple[Region, slice]], int]]:
+    """Some pairs, parts of them and where these are, and the axis along which they lie."""
+    lanes = max(math.prod(frame.batch) * frame.heads, 1)
     for n, size, others, axis in ((frame.nk, keys, frame.nq, -1), (frame.nq, rows, frame.nk, -2)):
-        if n > size:
-            few, end = slice(0, min(others, _FEW)), min(n, 2 * size)
-            parts = slice(0, end), slice(0, size), slice(size, end)
-            regions = [frame.region(few, part) if axis == -1 else frame.region(part, few) for part in parts]
-            yield regions, axis
+        if n <= size:
+            continue
+        end = min(n, max(2 * size, _MOST // (_FEW * lanes)))
+        last = (end - 1) // size * size
+        places = [slice(0, size), slice(size, min(2 * size, end)), slice(last, end)]
+        for few in (slice(0, min(others, _FEW)), slice(max(others - _FEW, 0), others)):
+            whole, *parts = (
+                frame.region(few, part) if axis == -1 else frame.region(part, few) for part in (slice(0, end), *places)
+            )
+            yield whole, list(zip(parts, places, strict=True)), axis
 
 
-def _alike(answer: Callable[[Region], Tensor], regions: list[Region], axis: int) -> bool:
-    found = [answer(at) for at in regions]
-    whole, *parts = (t.expand(*t.shape[:-2], *_size(at)) for t, at in zip(found, regions, strict=True))
-    joined = torch.cat(parts, axis)
-    if whole.dtype == torch.bool:
-        return torch.equal(whole, joined)
-    return torch.allclose(whole, joined, rtol=_NEAR, atol=_NEAR, equal_nan=True)
-
-
-def _size(at: Region) -> tuple[int, int]:
-    return at.row.shape[-2], at.col.shape[-1]
+def _of(answer: Callable[[Region], Tensor], at: Region) -> Tensor:
+    """The answer for each pair of a region; booleans as numbers."""
+    found = answer(at)
+    found = found.expand(*found.shape[:-2], at.row.shape[-2], at.col.shape[-1])
+    return found.to(torch.uint8) if found.dtype == torch.bool else found

@@ -257,7 +257,7 @@ def resolve_positions(
         if (
             x.shape[-1] != n
             or x.dim() > len(batch) + 1
-            or any(a not in (1, b) for a, b in zip(lead, rest, strict=True))
+            or any(a != 1 and a != b for a, b in zip(lead, rest, strict=True))
         ):
             raise ShapeError(
                 f"positions.{name} has shape {listed(x.shape)}; expected ({n},)"

@@ -106,6 +106,12 @@ def expected(size: int) -> int | None:
     return shapes.optimization_hint(size, 64)
 
 
+def fixed(size: int) -> int:
+    """A size with a fixed value as a constant; torch.compile may know the value by a guard alone."""
+    known = expected(size)
+    return size if known is None else known
+
+
 _HAS_HINTS = torch.__version__ >= "2.13"
 
 

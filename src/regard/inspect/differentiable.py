@@ -13,6 +13,7 @@ from regard.backends.streaming.backward import ScoreGradients
 from regard.backends.streaming.tiled import Tiled
 from regard.backends.streaming.tiling import Size, Strip, strips
 from regard.call.arguments import answers_calls_of_pairs
+from regard.call.of_pairs import check_of_pairs
 from regard.call.problem import Problem
 from regard.core.cotangents import has_tangent, linear_in
 from regard.core.dtypes import exact
@@ -143,6 +144,7 @@ class _EntropyRule(_Rule):
 
 class _MaxRule(_Rule):
     def values(self, problem: Problem) -> tuple[Tensor, ...]:
+        check_of_pairs(problem, *Tiled().size.settled(problem))
         rows = problem.q.new_zeros(problem.q.shape[:-1], dtype=problem.accumulate)  # scores alone are asked for
         peak = sweep(problem, RowStats(rows, rows), (MaxScore(),))[MaxScore()]
         return peak.score, peak.key

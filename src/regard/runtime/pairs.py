@@ -11,6 +11,7 @@ from torch import Tensor
 
 import regard.core.arrays as arrays
 from regard.backends.streaming.backward import ScoreGradients
+from regard.call.of_pairs import check_of_pairs
 from regard.call.problem import Problem, Tile
 from regard.core.cotangents import has_tangent, linear_in
 from regard.core.dtypes import exact
@@ -121,6 +122,8 @@ def written_out(value: PairValue, problem: Problem, rows: Tensor | None) -> Tens
     Memory is that of the answer and one strip. Backward computes each strip's scores again.
     """
     tensors = problem.tensors()
+    # the rows that are asked for are of no run of a known length
+    check_of_pairs(problem, _strip_size(problem) if rows is None else 1, max(problem.frame.nk, 1))
     if data_unavailable(*tensors) or has_tangent(*tensors):
         return _recorded(value, problem, rows)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):

@@ -122,7 +122,9 @@ class Alibi(Modifier):
         return self.coordinates is None
 
     def shape_error(self, frame: Frame) -> str | None:
-        if self.slopes.dim() > 1 or (self.slopes.dim() == 1 and self.slopes.shape[0] not in (1, frame.heads)):
+        if self.slopes.dim() > 1 or (
+            self.slopes.dim() == 1 and self.slopes.shape[0] != 1 and self.slopes.shape[0] != frame.heads
+        ):
             return f"Alibi.slopes has shape {listed(self.slopes.shape)}; expected one slope a head, ({frame.heads},)."
         q = self.coordinates if self.query_coordinates is None else self.query_coordinates
         for name, at, n in (("coordinates", self.coordinates, frame.nk), ("query_coordinates", q, frame.nq)):
@@ -264,7 +266,7 @@ class RelativeBias(Modifier):
 
     def shape_error(self, frame: Frame) -> str | None:
         shape = tuple(self.table.shape)
-        if len(shape) == 2 and shape[0] == self.buckets.count and shape[1] in (1, frame.heads):
+        if len(shape) == 2 and shape[0] == self.buckets.count and (shape[1] == 1 or shape[1] == frame.heads):
             return self.buckets.shape_error(frame)
         return f"RelativeBias.table has shape {listed(shape)}; expected ({self.buckets.count}, {frame.heads})."
 

@@ -105,7 +105,7 @@ class Bilinear(Similarity):
         return None if fits else f"Bilinear.m has shape {listed(self.m.shape)}; q and k need (..., {dq}, {dk}){turned}"
 
     def shape_error(self, frame: Frame) -> str | None:
-        if self.m.dim() == 2 or (self.m.dim() == 3 and self.m.shape[0] in (1, frame.heads)):
+        if self.m.dim() == 2 or (self.m.dim() == 3 and (self.m.shape[0] == 1 or self.m.shape[0] == frame.heads)):
             return None
         return f"Bilinear.m has shape {listed(self.m.shape)}; expected (dq, dk) or ({frame.heads}, dq, dk)."
 

@@ -12,9 +12,11 @@ import regard.core.arrays as arrays
 import regard.sequences.one_list as one_list
 from regard.backends.base import Backend
 from regard.call.arguments import check_kinds
+from regard.call.of_pairs import check_of_sequences
 from regard.core.deferred import kept_alike
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions
+from regard.core.value import calls_functions_of_others
 from regard.masks.algebra import Mask
 from regard.runtime.binding import BoundCall
 from regard.runtime.dispatch import Explanation
@@ -39,6 +41,9 @@ def attend(
 ) -> Tensor:
     """The output, nested like q: the sequences run as one list where they can, else by `attention` of plain tensors."""
     queries, together, plain = _read(q, k, v, score, mask, positions, sink, dropout)
+    if calls_functions_of_others((score, mask)):
+        for queries_there, keys, values, both, at in plain().parts:
+            check_of_sequences(BoundCall(queries_there, keys, values, score, both, at, sink, None).problem)
     out = None if isinstance(together, str) else one_list.attend(together, score, sink, backend)
     if out is not None:
         return nest_like(out if queries is None or queries.headed else out[0, 0], q)

@@ -14,6 +14,7 @@ import regard.core.arrays as arrays
 from regard.api import attention_state
 from regard.backends.base import Backend
 from regard.backends.streaming.backward import output_cotangents
+from regard.call.of_pairs import check_of_some_keys
 from regard.call.of_part import mask_of_part, part_gradients, score_of_part
 from regard.call.part import QueriesAndKeys
 from regard.core.dtypes import accumulator, exact
@@ -164,6 +165,7 @@ class OverCall:
     def explain(self, q: Tensor, part: Part, k: Tensor, v: Tensor) -> Explanation:
         """How a part would run."""
         given = BoundCall(q, k, v, *self._values(part), self.positions_of(part), self.sink, None)
+        check_of_some_keys(given.problem)
         return explanation(given.problem, self.backend, lse=True)
 
     def _values(self, part: Part) -> tuple[Score, Mask]:

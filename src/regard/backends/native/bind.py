@@ -49,9 +49,6 @@ def places(struct: type[Struct], names: tuple[str, ...]) -> bytes:
 
 def _place(struct: type[Struct], name: str) -> bytes:
     kind = next(member.type for member in struct.members if member.name == name)
-
-    def offset(member: str) -> int:
-        return getattr(struct, member).offset if hasattr(struct, member) else -1
-
     dtype = -1 if kind == "regard_tensor" else OPERAND_CODES[_REFERENCED[kind.removeprefix("const ")]]
-    return bytes(OperandPlace(offset(name), dtype, offset(f"{name}_stride"), offset(f"{name}_batch")))
+    stride, batch = (struct.offsets.get(f"{name}_{what}", -1) for what in ("stride", "batch"))
+    return bytes(OperandPlace(struct.offsets[name], dtype, stride, batch))

@@ -61,13 +61,15 @@ STRUCTS: dict[str, Any] = {}  # by their names in C
 class Struct(ctypes.Structure):
     """A struct of the kernels.
 
-    held  the tensors that it leads to, which live as long as it does; those too that a struct in it holds
+    offsets  of its members, in bytes
+    held     the tensors that it leads to, which live as long as it does; those too that a struct in it holds
     """
 
     c_name: ClassVar[str]
     function: ClassVar[str] = ""  # the function of the kernels that is given one
     about: ClassVar[str]
     members: ClassVar[tuple[Member, ...]]
+    offsets: ClassVar[dict[str, int]]
     held: tuple[Tensor, ...] = ()  # also of a struct that is made of bytes, or in the memory of another
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -82,5 +84,6 @@ S = TypeVar("S", bound=Struct)
 def laid_out(struct: type[S]) -> type[S]:
     """The struct with its members, known by its name in C."""
     struct._fields_ = [(member.name, member.ctype) for member in struct.members]
+    struct.offsets = {member.name: getattr(struct, member.name).offset for member in struct.members}
     STRUCTS[struct.c_name] = struct
     return struct

@@ -29,7 +29,7 @@ from regard.scores.modifiers import RelativeBias
 from regard.scores.similarity import Bilinear, Distance, ScaledDot
 
 Gradients = Sequence["Tensor | None"]
-NAME_AT: dict[int, str] = {getattr(CallArguments, name).offset: name for name in LEAVES}  # of operands that are leaves
+NAME_AT: dict[int, str] = {CallArguments.offsets[name]: name for name in LEAVES}  # of operands that are leaves
 
 
 class RepeatedSimilarity(ABC):
@@ -124,7 +124,7 @@ class KernelFamily:
         found = {name: args.operands.get(name) for name in LEAVES}
         # where a plain pointer leads, numbers lie without gaps: the kernels read a copy of others
         there = {name: t for name, t in found.items() if OPERANDS[name].strided or t is None or t.is_contiguous()}
-        return {getattr(CallArguments, name).offset: t for name, t in there.items()}
+        return {CallArguments.offsets[name]: t for name, t in there.items()}
 
     def learned(self, problem: Problem) -> Tensor | None:
         """The one of them that may have a gradient."""

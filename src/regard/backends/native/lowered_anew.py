@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from regard.backends.base import Example
@@ -27,6 +28,8 @@ class LoweredAnew:
     places      whether something compares positions, which are operands then
     distances   whether these must lie near each other, since a modifier measures their distances
     checked     whether the mask has tensors, whose shapes are compared with the call's before a seed is drawn
+    leaves      addresses of what the first call's struct leads to besides q, k and v, and the caller has, by where they
+                stand in the struct
     """
 
     similarity: RepeatedSimilarity | None
@@ -37,6 +40,7 @@ class LoweredAnew:
     places: bool
     distances: bool
     checked: bool
+    leaves: Mapping[int, int]
 
     @staticmethod
     def of(family: KernelFamily, args: KernelArgs, example: Example) -> LoweredAnew:
@@ -45,17 +49,16 @@ class LoweredAnew:
         modifiers = family.repeated(problem)
         placed = ("q_at" in args.operands, measures_positions(problem))
         decided = _decided_by_tensors(problem, args)
-        read = {t.data_ptr() for t in family.leaves(problem, args).values() if t is not None}
-        written_out = not decided and any(t.data_ptr() not in read for t in problem.mask_tensors)
+        leaves = {at: t.data_ptr() for at, t in family.leaves(problem, args).items() if t is not None}
+        written_out = not decided and any(t.data_ptr() not in leaves.values() for t in problem.mask_tensors)
         if written_out or has_code(mask):
-            return LoweredAnew(
-                similarity, modifiers, RepeatedMask(problem, args, modifiers), False, False, *placed, True
-            )
+            repeated = RepeatedMask(problem, args, modifiers)
+            return LoweredAnew(similarity, modifiers, repeated, False, False, *placed, True, leaves)
         rule = beside_held(mask).rule() is not None
         # intervals that have no rule follow from the numbers in positions, where there are any
         by_positions = not rule and "start" in args.operands and example.positions is not None
         intervals = decided or (by_positions and mask.compares_positions())
-        return LoweredAnew(similarity, modifiers, None, intervals, rule, *placed, bool(problem.mask_tensors))
+        return LoweredAnew(similarity, modifiers, None, intervals, rule, *placed, bool(problem.mask_tensors), leaves)
 
     @property
     def of_mask(self) -> bool:

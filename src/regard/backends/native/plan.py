@@ -111,7 +111,7 @@ class ForwardPlan:
         # positions in tensors, and lengths that do not lie as the kernels read them, are lowered call by call
         by_tensors = anew.rule and example.positions is not None and example.positions.span is None
         found = VISIBLE if anew.intervals or anew.mask is not None or by_tensors else slice(0, 0)
-        offsets = [at for at in family.leaves(problem, args) if not found.start <= at < found.stop]
+        offsets = [at for at in anew.leaves if not found.start <= at < found.stop]
         self.template = CallTemplate.of(struct, held, offsets, example.leaves)
         self.of_pairs = tuple([(NAME_AT[at], n) for at, n in self.template.leaves if n in example.of_pairs])
         # a table of intervals has a row for each query: the caller's, whose number may not change, or one made for them

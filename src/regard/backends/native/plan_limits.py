@@ -34,7 +34,7 @@ def repeats(family: KernelFamily, args: KernelArgs, example: Example, anew: Lowe
         return False
     scored = len(problem.score_tensors)
     masked = range(scored, scored + len(problem.mask_tensors) if anew.of_mask else scored)
-    read = [t.data_ptr() for t in family.leaves(problem, args).values() if t is not None]
+    read = anew.leaves.values()
     addresses = [t.data_ptr() for n, t in enumerate(example.leaves) if n not in masked and n not in computed]
     # one tensor in two roles: the next call may have two
     if any(a not in read for a in addresses[example.spent :]) or len(set(addresses)) < len(addresses):

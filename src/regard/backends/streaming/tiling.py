@@ -16,7 +16,7 @@ from regard.call.problem import Problem
 from regard.core.region import Region
 from regard.core.shapes import repeat_heads
 from regard.core.state import RowStats, State
-from regard.core.tracing import data_unavailable, symbolic
+from regard.core.tracing import data_unavailable, fixed, symbolic
 from regard.masks.algebra import Cover, Everything
 
 # Pairs × heads × batch × footprint held at once: 4 MB in float32, which stays in the last cache and hides Python's own
@@ -36,6 +36,7 @@ class Size:
         lanes = max(problem.lanes, 1)
         if symbolic(lanes):  # a dynamic batch: no number is known
             lanes = 1
+        lanes = fixed(lanes)
         on_gpu = problem.frame.device.type == "cuda"
         budget, most = (BUDGET_OF_GPU, MOST_OF_GPU) if on_gpu else (BUDGET, MOST)
         side = max(LEAST, min(most, math.isqrt(budget // lanes)))

@@ -19,6 +19,7 @@ from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
 from regard.core.positions import Positions
 from regard.core.shapes import count_of, listed
+from regard.inspect.capture.padding import of_real_queries
 from regard.masks.algebra import Everything, Mask
 from regard.masks.convert import split
 from regard.masks.dense import Dense
@@ -83,8 +84,8 @@ def attention_forward(
 
     attention_mask  a lazy mask; or a tensor that broadcasts to (batch, heads, nq, nk): booleans, True = may attend, or
                     numbers that are added, of which -inf and the dtype's least number hide; or None: causal if
-                    is_causal, or else the module's attribute of that name, or else True, says so. A mask that is passed
-                    includes sliding windows.
+                    is_causal, or else the module's attribute of that name, says so, or where there is neither the
+                    module is none of transformers'. A mask that is passed includes sliding windows.
 
     cache           the PagedAttentionCache of continuous batching: query, key and value are then the new tokens of all
                     sequences, (1, heads, total, d), and `attention_mask` is not read
@@ -115,6 +116,8 @@ def attention_forward(
         score = _score(scaling, softcap)
         return attention_mask.attend(module, query, key, value, score, s_aux, drop).transpose(1, 2).contiguous(), None
     nq, nk = query.shape[-2], key.shape[-2]
+    if _of_no_keys(attention_mask) and nq == 1 < nk:
+        attention_mask = None
     positions: Positions | None = None
     keys: slice | None = None
     bias, numbers = without_zeros(position_bias, module), None
@@ -164,11 +167,24 @@ def _check_continuous(position_bias: object, indices: Tensor | None, others: dic
             )
 
 
+def _of_no_keys(mask: object) -> bool:
+    """Whether it is for one token alone.
+
+    transformers asks the first layer how many keys there are, which keeps none where it is a linear one.
+    """
+    return (
+        type(mask) is LazyMask
+        and mask.shape[-2:] == (1, 1)
+        and isinstance(mask.pattern, (Causal, Everything))
+        and (mask.padding is None or bool(mask.padding.all()))
+    )
+
+
 def _of_lazy(lazy: LazyMask, nq: int, nk: int, whole: bool) -> ReducedMask:
     if lazy.shape[-2:] != (nq, nk):
         raise Unsupported(
             f"the model's mask is for {listed(lazy.shape[-2:])} queries and keys, its attention has "
-            f'{listed((nq, nk))}: a mask of another call. "eager" may broadcast it.'
+            f"{listed((nq, nk))}: a mask of another call."
         )
     return lazy.as_called(whole)
 
@@ -194,7 +210,7 @@ def _unmasked(module: nn.Module, nq: int, nk: int, is_causal: bool | None, slidi
             f"a sliding window of {sliding_window} meets {count_of(nk, 'key')}, and the model gives no mask that has "
             "it. Call the whole model, or pass a mask (batch, heads, nq, nk)."
         )
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = _is_causal(module) if is_causal is None else is_causal
     if not causal or nq == 1:
         return Everything()
     if nq != nk:
@@ -204,6 +220,12 @@ def _unmasked(module: nn.Module, nq: int, nk: int, is_causal: bool | None, slidi
             "a mask (batch, heads, nq, nk)."
         )
     return Causal()
+
+
+def _is_causal(module: nn.Module) -> bool:
+    """What a module says. Those of transformers that say nothing see everything: it asks for no mask then."""
+    of_transformers = type(module).__module__.startswith("transformers.models.")
+    return bool(getattr(module, "is_causal", not of_transformers))
 
 
 def _chosen(indices: Tensor, nk: int) -> Mask:
@@ -251,7 +273,9 @@ def _attention_call(
         own = given.causal or not (getattr(module, "is_decoder", False) or query.shape[-2] != key.shape[-2])
         if own and real is not None and not bool(real.all()):
             mask = mask & Documents((~real).long(), real.new_zeros(key.shape[-2], dtype=torch.int64))
-    return AttentionCall(module, query, key, score=score, mask=mask, positions=positions, sink=sink, v=value)
+        return AttentionCall(module, query, key, score=score, mask=mask, positions=positions, sink=sink, v=value)
+    own = of_real_queries(module, mask, query.shape[-2], key.shape[-2])
+    return AttentionCall(module, query, key, score, own, positions, sink, value, mask_if_cross=mask)
 
 
 if RECENT:

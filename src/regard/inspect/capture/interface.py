@@ -17,9 +17,9 @@ from regard.core.shapes import listed
 from regard.core.tracing import loaded
 from regard.core.wrong_calls import kind_of
 from regard.inspect.capture.mode import quiet
-from regard.inspect.capture.padding import real_queries
+from regard.inspect.capture.padding import of_real_queries
 from regard.inspect.capture.replaced import replaced
-from regard.masks.algebra import Everything, Mask
+from regard.masks.algebra import Everything
 from regard.masks.convert import Converted, from_sdpa, split
 from regard.masks.dense import Dense
 from regard.scores.algebra import Score
@@ -71,7 +71,7 @@ def _read(name: str, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, op
         score = score >> SoftCap(options["softcap"])
     for bias in (options.get("position_bias"), masks.bias):
         score = score if bias is None else score >> Bias(bias)
-    own, sink = _of_real_queries(module, masks.mask, q.shape[-2], k.shape[-2]), options.get("s_aux")
+    own, sink = of_real_queries(module, masks.mask, q.shape[-2], k.shape[-2]), options.get("s_aux")
     return AttentionCall(module, q, k, score, own, masks.positions, sink, v, mask_if_cross=masks.mask)
 
 
@@ -98,21 +98,6 @@ def _standing(allowed: Tensor, nq: int, nk: int) -> Positions | None:
     index = torch.arange(nk, device=allowed.device, dtype=torch.int64)
     last = (allowed.flatten(0, 1).any(0) * index).amax(-1)
     return Positions(last.expand(nq), index)
-
-
-def _of_real_queries(module: Any, mask: Mask, nq: int, nk: int) -> Mask:
-    """A mask, only for queries that see themselves where a sequence reads itself: padding does not.
-
-    A decoder that reads an encoder has a mask too, and nothing says which is which: a decoder's own is causal.
-    """
-    if not isinstance(mask, Dense) or nq != nk:
-        return mask
-    decoder = getattr(module, "is_decoder", False) or getattr(getattr(module, "config", None), "is_decoder", False)
-    pairs = mask.allowed.expand(*mask.allowed.shape[:2], nq, nk)
-    if decoder and bool(pairs.triu(1).any()):
-        return mask
-    real = pairs[:, 0].diagonal(dim1=-2, dim2=-1)
-    return mask if bool(real.all()) else mask & real_queries(real)
 
 
 def _split(mask: Tensor) -> tuple[Tensor, Tensor | None]:

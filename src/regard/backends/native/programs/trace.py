@@ -32,11 +32,15 @@ def trace_mask(mask: Mask, frame: Frame, kind: type[Recorder] = Recorder) -> Gra
     return _of_any_size(lambda more: _trace_mask(mask, frame, kind, more), "the mask")
 
 
+# Queries and keys beyond the usual ones: as few as others, and as many as a part of a call may have.
+_MORE = (1, 1), (2046, 0), (0, 2045)
+
+
 @outside_of_graphs  # torch.compile would follow the mode that records, where it has ended a graph for an error
-def _of_any_size(traced: Callable[[int], Graph], what: str) -> Graph:
+def _of_any_size(traced: Callable[[tuple[int, int]], Graph], what: str) -> Graph:
     """The graph for the usual pairs; where sizes were read it must be that for more of them too."""
-    graph = traced(0)
-    if graph.sizes and not alike(graph.result, traced(1).result, {}):
+    graph = traced((0, 0))
+    if graph.sizes and not all(_is_that_of(traced, more, graph) for more in _MORE):
         raise Unsupported(
             f"{what} computes with a size of the tensors that it is given (s.shape, len(at.i), j.numel(), ...). These "
             "are of a part of the call, which each backend chooses: read at.frame.nq and at.frame.nk, the numbers of "
@@ -45,7 +49,18 @@ def _of_any_size(traced: Callable[[int], Graph], what: str) -> Graph:
     return graph
 
 
-def _trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype, kind: type[Recorder], more: int) -> Graph:
+def _is_that_of(traced: Callable[[tuple[int, int]], Graph], more: tuple[int, int], graph: Graph) -> bool:
+    try:
+        return alike(graph.result, traced(more).result, {})
+    except NotTraced as why:
+        if isinstance(why.__cause__, IndexError):  # a table is too short: lowering says how long it must be
+            return True
+        raise
+
+
+def _trace(
+    stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype, kind: type[Recorder], more: tuple[int, int]
+) -> Graph:
     recorder = kind(len(frame.batch) + 3)
     region = TracedRegion(frame, recorder, more)
     shape = (*frame.batch, frame.heads, *region.size)
@@ -70,7 +85,7 @@ def _trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype, kind: t
     return Graph(result, recorder.fixed, function=recorder.function, sizes=recorder.sizes)
 
 
-def _trace_mask(mask: Mask, frame: Frame, kind: type[Recorder], more: int) -> Graph:
+def _trace_mask(mask: Mask, frame: Frame, kind: type[Recorder], more: tuple[int, int]) -> Graph:
     recorder = kind(len(frame.batch) + 3)
     recorder.composed = EXACTLY_COMPOSED
     region = TracedRegion(frame, recorder, more)

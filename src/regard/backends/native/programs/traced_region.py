@@ -20,9 +20,9 @@ _DIMS = {"h": -3, "i": -2, "j": -1}
 class TracedRegion(Region):
     """A few queries and keys, of which the recorder knows what is asked of them."""
 
-    def __init__(self, frame: Frame, recorder: Recorder, more: int = 0) -> None:
+    def __init__(self, frame: Frame, recorder: Recorder, more: tuple[int, int] = (0, 0)) -> None:
         """more: how many queries and keys there are beyond the usual ones."""
-        self.size: tuple[int, int] = min(frame.nq, 2 + more), min(frame.nk, 3 + more)
+        self.size: tuple[int, int] = min(frame.nq, 2 + more[0]), min(frame.nk, 3 + more[1])
         self._recorder, self._frame = recorder, frame
         self._plain = Region(frame, slice(0, self.size[0]), slice(0, self.size[1]))
         self._row = self._col = None
