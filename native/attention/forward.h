@@ -200,7 +200,13 @@ static void run_blocks(const regard_call& c, const Scratch& w, const Place& all,
         continue;
       }
       Tile t = tile_for_block(b[g], x[0], j);
-      if (g == blocks - 1) {
+      const bool last = j + kKeys >= hi;
+      if (last) t.results = rows_of_results(c, b[g].p);
+      if (last && g == blocks - 1) {
+        t.keys = w.next.keys;
+        t.values = w.next.values;
+        w.next.queries.fetch_rows(0, w.next.queries.rows);
+      } else if (g == blocks - 1) {
         t.keys = prefetch_next(c, c.k, x[0], c.dk, j + kKeys, hi, blocks == 1);
         t.values = prefetch_next(c, c.v, x[0], c.dv, j + kKeys, hi, blocks == 1);
       }
@@ -217,12 +223,13 @@ static void run_blocks(const regard_call& c, const Scratch& w, const Place& all,
 // Of one head: whole blocks, then the rest of the rows with as few vectors as hold them. Of several heads: a block
 // each. Of several parts, the rest is a block like the others: keys and values would be split for it once more.
 template <class Op>
-static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t heads) {
+static void run_rows(const regard_call& c, Scratch w, Place p, int64_t heads) {
   const int64_t blocks = heads > 1 ? 0 : (p.rows + (Op::parts > 1 ? kQueries - 1 : 0)) / kQueries;
   if (blocks) {
     Place whole = p;
     if (Op::parts <= 1) whole.rows = blocks * kQueries;
     run_blocks<kVectors, Op>(c, w, whole, blocks);
+    w.next = {};
   }
   const int64_t rest = p.rows - blocks * kQueries;
   if (rest <= 0) return;

@@ -236,7 +236,8 @@ REGARD_NOINLINE void value_rows(const Block<V>& b, const Tile& t, const vf* alph
   const float* s = b.w.s;
   float* o = b.w.o + f * kQueries;
   for (; f + M <= last; f += M, o += M * kQueries) {
-    t.values.fetch_rows(f * kKeys / b.c.dv, (f + M) * kKeys / b.c.dv);
+    t.values.fetch_share(f, f + M, b.c.dv);
+    t.results.fetch_share(f, f + M, b.c.dv);
     vf acc[M][V];
     clear(acc);
     Isa::multiply_tiles<Op, M, V>(acc, x + f, 1, row, s, kQueries, count);
@@ -254,7 +255,8 @@ static void value_panels(const Block<V>& b, const Tile& t, const float* x, int64
   alignas(64) float sums[kFeatures * kQueries];
   for (int64_t f = 0; f < b.c.dv; f += kFeatures) {
     const int64_t some = b.c.dv - f < kFeatures ? b.c.dv - f : kFeatures;
-    t.values.fetch_rows(f * kKeys / b.c.dv, (f + some) * kKeys / b.c.dv);
+    t.values.fetch_share(f, f + some, b.c.dv);
+    t.results.fetch_share(f, f + some, b.c.dv);
     Isa::outer_products<Op>(sums, kQueries, {x + f, kQueries, row}, some, b.w.s, kQueries, V * W,
                             Op::pairs ? (t.count + 1) / 2 : t.count);
     for (int64_t i = 0; i < some; ++i)

@@ -21,6 +21,32 @@ constexpr int64_t kGroupFloats = Isa::kMatrixUnit ? 1 << 19 : 1 << 15;
 // 128 features on 8 key heads, 8,192 keys and 128 to 2,048 queries: 4 to 9 % faster.
 constexpr int64_t kGroupFloatsInt8 = Isa::kMatrixUnit ? kGroupFloats : 3 * kGroupFloats;
 
+// Prefetches to the second-level cache. Always inlined: GCC takes a function that only prefetches for one without
+// effect, and drops its calls.
+REGARD_INLINE void fetch(const char* p, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+}
+
+// Rows of the next tile, or of results, prefetched a few at a time between the products of this one: the hardware
+// prefetcher does not go that far.
+struct Prefetch {
+  const char* first;
+  int64_t step, bytes, rows;  // bytes from row to row, bytes of a row, how many rows (0: none to prefetch)
+
+  __attribute__((always_inline)) void fetch_rows(int64_t from, int64_t to) const {
+    for (int64_t n = from; n < to && n < rows; ++n) fetch(first + n * step, bytes);
+  }
+  // The share of the rows that belongs to [from, to) of `whole` steps.
+  __attribute__((always_inline)) void fetch_share(int64_t from, int64_t to, int64_t whole) const {
+    if (rows) fetch_rows(from * rows / whole, to * rows / whole);
+  }
+};
+
+// What the next item reads, where it is short: nothing of that is in the caches.
+struct NextItem {
+  Prefetch keys, values, queries;
+};
+
 // Scratch of one thread. All float; sizes in forward_scratch.
 struct Scratch {
   float* q;          // [dk][kQueries], scaled, base 2
@@ -37,6 +63,7 @@ struct Scratch {
   uint16_t *q_parts, *k_parts, *v_parts, *v_split;
   float* p_parts;
   struct MatrixStream* stream;  // of the blocks of an item
+  NextItem next;
   char *k_rows,
       *v_rows;  // [kKeys][dk], [kKeys][dv] of the call's dtype: rows that lie in several pages, one behind the other
 };
@@ -135,25 +162,8 @@ static bool in_place(const regard_call& c, const regard_tensor& t) {
   return in_place(c, c.k) ? 0 : kKeys * c.dk;
 }
 
-// Prefetches to the second-level cache. Always inlined: GCC takes a function that only prefetches for one without
-// effect, and drops its calls.
-REGARD_INLINE void fetch(const char* p, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
-}
-
 // The compiler moves no read of memory across this.
 REGARD_INLINE void keep_order() { __asm__ volatile("" ::: "memory"); }
-
-// Rows of the next tile, prefetched a few at a time between the products of this one: the hardware prefetcher does not
-// go that far.
-struct Prefetch {
-  const char* first;
-  int64_t step, bytes, rows;  // bytes from row to row, bytes of a row, how many rows (0: none to prefetch)
-
-  __attribute__((always_inline)) void fetch_rows(int64_t from, int64_t to) const {
-    for (int64_t n = from; n < to && n < rows; ++n) fetch(first + n * step, bytes);
-  }
-};
 
 // A tile's rows of keys (of values), `first` and those behind it, where prefetching was measured to pay: they are read
 // in place, do not fit in the second-level cache, and are long, or read by one block only (`alone`).
@@ -170,7 +180,7 @@ struct Tile {
   const uint64_t* bits;    // of each key, one bit a query, where bits hide some pair; else null
   const uint8_t* allowed;  // the boolean bytes of the tile, or null
   uint32_t masks;          // those of TileMasks that hide some pair
-  Prefetch keys, values;
+  Prefetch keys, values, results;
 };
 
 }  // namespace regard

@@ -233,7 +233,7 @@ def test_no_work_is_done_pair_by_pair_in_torch() -> None:
     for n in (96, 250, 96):
         q = torch.randn(1, 2, n, 16, requires_grad=True)
         rg.attention(q, q, q, mask=Asked()).sum().backward()
-    assert Asked.most and max(Asked.most) <= 12  # 6, and 12 more since it reads a size
+    assert Asked.most and max(Asked.most) <= 3 * 250  # of a few queries or keys, all keys or queries: it reads a size
 
 
 def test_a_function_without_tensors_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
