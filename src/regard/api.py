@@ -135,8 +135,7 @@ def attention_state(
 
     m and l have the shape (*batch, h, nq), o (*batch, h, nq, dv), in the accumulation dtype (float32, or float64).
     `finish()` gives (out, lse). A sink belongs to one of the parts only. Differentiable. Raises Unsupported where a
-    function of the score or the mask reads several queries or keys at once, as topk does: those of other parts are
-    not there.
+    function of the score or the mask reads several keys at once, as topk does: those of other parts are not there.
 
     >>> import regard as rg
     >>> q, k, v = torch.randn(5, 8), torch.randn(7, 8), torch.randn(7, 3)
