@@ -44,7 +44,7 @@ def check_of_pairs(problem: Problem, rows: int, keys: int) -> None:
 
 def check_mask_of_pairs(mask: Mask, frame: Frame, rows: int, keys: int) -> None:
     """The same of a mask of others."""
-    if _differs(mask.visible, frame, rows, keys):
+    if _depends_on_others(mask, frame, rows, keys):
         raise Unsupported(_SAID.format("the mask", _IN_PARTS))
 
 
@@ -134,7 +134,7 @@ def _found(
     score: Pipeline, mask: Mask, frame: Frame, q: Tensor, k: Tensor, rows: int, keys: int, own: torch.dtype
 ) -> str:
     """The same; own: the dtype in which scores are computed. Raises what the functions raise."""
-    if calls_functions_of_others(mask) and _differs(mask.visible, frame, rows, keys):
+    if calls_functions_of_others(mask) and _depends_on_others(mask, frame, rows, keys):
         return "the mask"
 
     if not calls_functions_of_others(score):
@@ -156,6 +156,13 @@ def _found(
         # it takes no float64
         differs = _differs(partial(scores, dtype=own), frame, rows, keys, 1e-3, 1e-3)
     return "the score" if differs else ""
+
+
+def _depends_on_others(mask: Mask, frame: Frame, rows: int, keys: int) -> bool:
+    try:
+        return _differs(mask.visible, frame, rows, keys)
+    except Exception:  # what it answers is no mask: where the call asks it, that is said
+        return False
 
 
 def _differs(
