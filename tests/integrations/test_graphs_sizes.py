@@ -103,6 +103,31 @@ def test_sizes_of_a_part_are_refused(how: dict[str, Any]) -> None:
         compiled(torch.randn(1, 2, 40, 8))
 
 
+FULL: dict[str, Any] = {"backend": "aot_eager", "fullgraph": True, "dynamic": True}
+
+
+def test_as_many_heads_as_queries() -> None:
+    """torch gives sizes that are equal one symbol, of which a guard then knows the value."""
+    torch._dynamo.reset()
+
+    def call(q: Tensor, k: Tensor) -> Tensor:
+        return rg.attention(q, k, k, positions=rg.tail(3, 5))
+
+    x = torch.randn(1, 5, 5, 4, dtype=torch.float64)
+    given = x[..., :3, :].clone(), x
+    torch.testing.assert_close(torch.compile(call, **FULL)(*given), call(*given))
+
+
+def test_slopes_made_in_the_graph() -> None:
+    torch._dynamo.reset()
+
+    def call(x: Tensor) -> Tensor:
+        return rg.attention(x, x, x, score=rg.ScaledDot() >> rg.Alibi(torch.full((4,), 0.5)))
+
+    x = torch.randn(1, 4, 9, 8)
+    torch.testing.assert_close(torch.compile(call, **FULL)(x), call(x))
+
+
 @dataclass(frozen=True)
 class Halved(rg.Modifier):
     """A modifier that computes an attribute, which is no field."""

@@ -14,8 +14,14 @@ import regard as rg
 from own_modifier import OfScores
 
 
-def largest(s: Tensor) -> Tensor:
-    return s.masked_fill(s < s.topk(min(4, s.shape[-1])).values[..., -1:], -torch.inf)
+def of_many(count: int) -> Callable[[Tensor], Tensor]:
+    def largest(s: Tensor) -> Tensor:
+        return s.masked_fill(s < s.topk(min(count, s.shape[-1])).values[..., -1:], -torch.inf)
+
+    return largest
+
+
+largest = of_many(4)
 
 
 def own(fn: Callable[[Tensor], Tensor]) -> dict[str, Any]:
@@ -153,13 +159,6 @@ def test_are_refused_where_sequences_are_nested(name: str) -> None:
     x = torch.nested.nested_tensor([torch.randn(n, 2, 6) for n in (5, 40, 20)], layout=torch.jagged).transpose(1, 2)
     with pytest.raises(rg.Unsupported, match="several sequences at once"):
         rg.attention(x, x, x, **DEPEND[name])
-
-
-def of_many(count: int) -> Callable[[Tensor], Tensor]:
-    def largest(s: Tensor) -> Tensor:
-        return s.masked_fill(s < s.topk(min(count, s.shape[-1])).values[..., -1:], -torch.inf)
-
-    return largest
 
 
 OUTSIDE = torch.randn(6, 6)

@@ -35,11 +35,7 @@ def check_of_pairs(problem: Problem, rows: int, keys: int) -> None:
     Tried on a few queries and all keys, and on all queries and a few keys, as far as they are not too many; in graphs
     and transforms on other numbers of their shapes; not where random ones are drawn.
     """
-    frame = problem.frame
-    if not symbolic(frame.nq, frame.nk) and not scripted() and (frame.nq > rows or frame.nk > keys):
-        what = _what_depends(problem, rows, keys)
-        if what:
-            raise Unsupported(_SAID.format(what, _IN_PARTS))
+    _check(problem, rows, (keys,), _IN_PARTS)
 
 
 def check_mask_of_pairs(mask: Mask, frame: Frame, rows: int, keys: int) -> None:
@@ -50,22 +46,33 @@ def check_mask_of_pairs(mask: Mask, frame: Frame, rows: int, keys: int) -> None:
 
 def check_of_some_keys(problem: Problem) -> None:
     """The same of a call for some keys, whose results are merged with those for others: of one key, and of half."""
-    _check_small(problem, max(problem.frame.nq, 1), _MERGED)
+    _check(problem, max(problem.frame.nq, 1), _small(problem), _MERGED)
 
 
 def check_of_sequences(problem: Problem) -> None:
     """The same of a call in which sequences of several lengths lie behind each other, or are padded."""
-    _check_small(problem, 1, _TOGETHER)
+    _check(problem, 1, _small(problem), _TOGETHER)
 
 
-def _check_small(problem: Problem, rows: int, so: str) -> None:
-    if symbolic(problem.frame.nq, problem.frame.nk) or scripted():
-        return
+def _small(problem: Problem) -> tuple[int, ...]:
+    """Numbers of keys of a part; two that follow one another, for functions of a remainder."""
     half = max(problem.frame.nk // 2, 1)
-    for keys in (1, half, half + 1):  # neighbours, for functions of what is left by a division
-        what = _what_depends(problem, rows, keys)
-        if what:
-            raise Unsupported(_SAID.format(what, so))
+    return 1, half, half + 1
+
+
+def _check(problem: Problem, rows: int, sizes: tuple[int, ...], so: str) -> None:
+    """Unsupported where parts of `rows` queries, and of one of the `sizes` of keys, differ from the whole.
+
+    so: what follows from that, and the way out
+    """
+    nq, nk = problem.frame.nq, problem.frame.nk
+    if symbolic(nq, nk) or scripted():
+        return
+    for keys in sizes:
+        if nq > rows or nk > keys:
+            what = _what_depends(problem, rows, keys)
+            if what:
+                raise Unsupported(_SAID.format(what, so))
 
 
 _SAID = (
@@ -113,7 +120,7 @@ def _found_in_example(
                 (score, mask), at = example(values, frame, Sizes(), numbers)
                 q, k = (numbers(torch.float64, (*at.batch, *shape)) for shape in shapes)
                 found = _found(score, mask, at, q, k, rows, keys, torch.float32)
-            except Exception:  # as it may where the call runs
+            except Exception:  # the function takes no such numbers: nothing is known
                 continue
             if found:
                 return found

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.core.arrays import as_int64, integers, numbers, plain_tensor
 from regard.core.errors import ShapeError
-from regard.core.shapes import FARTHEST, count_of, listed
+from regard.core.shapes import FARTHEST, count_of, listed, one_or
 from regard.core.tracing import data_unavailable, scripted
 from regard.core.value import Value
 from regard.core.wrong_calls import kind_of
@@ -257,7 +257,7 @@ def resolve_positions(
         if (
             x.shape[-1] != n
             or x.dim() > len(batch) + 1
-            or any(a != 1 and a != b for a, b in zip(lead, rest, strict=True))
+            or any(not one_or(a, b) for a, b in zip(lead, rest, strict=True))
         ):
             raise ShapeError(
                 f"positions.{name} has shape {listed(x.shape)}; expected ({n},)"

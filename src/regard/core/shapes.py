@@ -82,3 +82,8 @@ def count_of(n: int, noun: str, form: str = "") -> str:
 
 
 _PLURALS = {"query": "queries", "axis": "axes", "index": "indices", "byte": "bytes"}
+
+
+def one_or(n: int, count: int) -> bool:
+    """Whether an axis of n entries has one for all, or one for each of `count`; `in` knows no symbols of graphs."""
+    return n == 1 or n == count

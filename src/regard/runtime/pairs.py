@@ -122,7 +122,7 @@ def written_out(value: PairValue, problem: Problem, rows: Tensor | None) -> Tens
     Memory is that of the answer and one strip. Backward computes each strip's scores again.
     """
     tensors = problem.tensors()
-    # the rows that are asked for are of no run of a known length
+    # rows that are chosen may each be a strip of one row
     check_of_pairs(problem, _strip_size(problem) if rows is None else 1, max(problem.frame.nk, 1))
     if data_unavailable(*tensors) or has_tangent(*tensors):
         return _recorded(value, problem, rows)

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.core.dtypes import widen
 from regard.core.errors import ShapeError
 from regard.core.region import Frame, Region
-from regard.core.shapes import count_of, listed
+from regard.core.shapes import count_of, listed, one_or
 from regard.core.tracing import finite
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
@@ -86,11 +86,7 @@ class Additive(Similarity):
 
     def shape_error(self, frame: Frame) -> str | None:
         for name, t, core in (("w_q", self.w_q, 2), ("w", self.w, 1), ("b", self.b, 1)):
-            if (
-                t is not None
-                and t.dim() != core
-                and (t.dim() != core + 1 or (t.shape[0] != 1 and t.shape[0] != frame.heads))
-            ):
+            if t is not None and t.dim() != core and (t.dim() != core + 1 or not one_or(t.shape[0], frame.heads)):
                 return (
                     f"Additive.{name} has shape {listed(t.shape)}; expected {count_of(core, 'axis')}, or "
                     "heads before them."
@@ -99,7 +95,7 @@ class Additive(Similarity):
 
     def prepare(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q, k = widen(q), widen(k)
-        if self.w_k is not None and self.w_k.dim() > 2 and self.w_k.shape[0] != 1 and self.w_k.shape[0] != k.shape[-3]:
+        if self.w_k is not None and self.w_k.dim() > 2 and not one_or(self.w_k.shape[0], k.shape[-3]):
             raise ShapeError(f"Additive.w_k has shape {listed(self.w_k.shape)}; k has {count_of(k.shape[-3], 'head')}.")
         q = _projected(q, self.w_q)
         k = _projected(k, self.w_k)

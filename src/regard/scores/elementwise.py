@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.core.region import Frame, Region
-from regard.core.shapes import blocks, broadcast_shape, broadcasts, listed
+from regard.core.shapes import blocks, broadcast_shape, broadcasts, listed, one_or
 from regard.core.tracing import data_unavailable, finite, symbolic
 from regard.core.vjp import vjp
 from regard.core.wrong_calls import answers_wrong_calls, check_parameters, kind_of
@@ -81,7 +81,7 @@ class Elementwise(Similarity):
         if dq != dk:
             return super().widths(dq, dk)
         for t in self.inputs:
-            if t.dim() and t.shape[-1] != 1 and t.shape[-1] != dq:
+            if t.dim() and not one_or(t.shape[-1], dq):
                 way = ""
                 if t.dim() == 1:
                     way = "; a number for each head is (heads, 1)"
@@ -90,7 +90,7 @@ class Elementwise(Similarity):
 
     def shape_error(self, frame: Frame) -> str | None:
         for t in self.inputs:
-            if t.dim() == 2 and t.shape[0] != 1 and t.shape[0] != frame.heads:
+            if t.dim() == 2 and not one_or(t.shape[0], frame.heads):
                 return (
                     f"Elementwise.tensors has a tensor of shape {listed(t.shape)}; expected (d,) or a row a head, "
                     f"({frame.heads}, d)."

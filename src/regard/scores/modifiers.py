@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from regard.core.region import Frame, Region
-from regard.core.shapes import broadcasts, listed
+from regard.core.shapes import broadcasts, listed, one_or
 from regard.core.tracing import data_unavailable
 from regard.core.value import is_regards_own
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
@@ -122,9 +122,7 @@ class Alibi(Modifier):
         return self.coordinates is None
 
     def shape_error(self, frame: Frame) -> str | None:
-        if self.slopes.dim() > 1 or (
-            self.slopes.dim() == 1 and self.slopes.shape[0] != 1 and self.slopes.shape[0] != frame.heads
-        ):
+        if self.slopes.dim() > 1 or (self.slopes.dim() == 1 and not one_or(self.slopes.shape[0], frame.heads)):
             return f"Alibi.slopes has shape {listed(self.slopes.shape)}; expected one slope a head, ({frame.heads},)."
         q = self.coordinates if self.query_coordinates is None else self.query_coordinates
         for name, at, n in (("coordinates", self.coordinates, frame.nk), ("query_coordinates", q, frame.nq)):
@@ -266,7 +264,7 @@ class RelativeBias(Modifier):
 
     def shape_error(self, frame: Frame) -> str | None:
         shape = tuple(self.table.shape)
-        if len(shape) == 2 and shape[0] == self.buckets.count and (shape[1] == 1 or shape[1] == frame.heads):
+        if len(shape) == 2 and shape[0] == self.buckets.count and one_or(shape[1], frame.heads):
             return self.buckets.shape_error(frame)
         return f"RelativeBias.table has shape {listed(shape)}; expected ({self.buckets.count}, {frame.heads})."
 

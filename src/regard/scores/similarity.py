@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.core.dtypes import widen
 from regard.core.region import Frame, Region
-from regard.core.shapes import broadcast_shape, listed, repeat_heads
+from regard.core.shapes import broadcast_shape, listed, one_or, repeat_heads
 from regard.core.tracing import data_unavailable
 from regard.core.wrong_calls import answers_wrong_calls, check_parameters, kind_of
 from regard.scores.algebra import Score, Similarity
@@ -105,7 +105,7 @@ class Bilinear(Similarity):
         return None if fits else f"Bilinear.m has shape {listed(self.m.shape)}; q and k need (..., {dq}, {dk}){turned}"
 
     def shape_error(self, frame: Frame) -> str | None:
-        if self.m.dim() == 2 or (self.m.dim() == 3 and (self.m.shape[0] == 1 or self.m.shape[0] == frame.heads)):
+        if self.m.dim() == 2 or (self.m.dim() == 3 and one_or(self.m.shape[0], frame.heads)):
             return None
         return f"Bilinear.m has shape {listed(self.m.shape)}; expected (dq, dk) or ({frame.heads}, dq, dk)."
 

@@ -116,7 +116,7 @@ def attention_forward(
         score = _score(scaling, softcap)
         return attention_mask.attend(module, query, key, value, score, s_aux, drop).transpose(1, 2).contiguous(), None
     nq, nk = query.shape[-2], key.shape[-2]
-    if _of_no_keys(attention_mask) and nq == 1 < nk:
+    if nq == 1 < nk and _of_no_keys(attention_mask):
         attention_mask = None
     positions: Positions | None = None
     keys: slice | None = None
