@@ -45,6 +45,7 @@ MODIFIERS: dict[str, tuple[Any, ...]] = {
     "indices of heads": (lambda s, at, t: s + t[at.h, at.b] / (at.h + 1), NUMBERS[:8].reshape(4, 2)),
     "numbers": (lambda s, at: torch.where(at.j == 3, torch.tensor(-1e4, dtype=s.dtype), s),),
     "as large as scores": (lambda s, at: s + torch.full_like(s, 0.5) * torch.zeros_like(s),),
+    "a number of its dtype": (lambda s, at: torch.where(at.i > at.j, s, s.new_zeros(())),),
 }
 MASKS: dict[str, rg.Mask] = {
     "a function": rg.Where(lambda b, h, i, j: (i * 3 + j * 5 + h + b) % 7 < 4),

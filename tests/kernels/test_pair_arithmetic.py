@@ -22,6 +22,7 @@ SCORE_MODS: dict[str, Mod] = {
     "filled": lambda s, b, h, i, j: s.masked_fill(i < j, -math.inf),
     "a number where hidden": lambda s, b, h, i, j: torch.where(i >= j, s, -1e9),
     "nothing by itself": lambda s, b, h, i, j: s + torch.zeros_like(s) + h.new_zeros(h.shape),
+    "a number of its dtype": lambda s, b, h, i, j: torch.where(i >= j, s, s.new_zeros(())) + s.new_full(s.shape, 0.5),
     "clamped": lambda s, b, h, i, j: s.clamp(-1, 1.5),
     "least and most": lambda s, b, h, i, j: torch.maximum(torch.minimum(s, s * 2), s - 1),
     "hyperbolic": lambda s, b, h, i, j: torch.sinh(s) / torch.cosh(s) + torch.asinh(s) + torch.atanh(torch.tanh(s / 9)),

@@ -223,9 +223,14 @@ def _inverse(low: Lowering, x: Node, a: Any) -> int:
     return low.code.do("DIV", low.code.number(1.0), low.code.do("SQRT", value) if name_of(x) == "rsqrt" else value)
 
 
-def _full_like(low: Lowering, x: Node, a: Any, value: Any = None, **_: Any) -> int:
-    filled = {"zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}.get(name_of(x), value)
-    return low.like(x, low.value(filled))
+_NUMBERS = {"zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
+
+
+def _full_like(low: Lowering, x: Node, a: Any, *rest: Any, **_: Any) -> int:
+    """A tensor of one number: like another one, or a single number of its dtype (s.new_zeros(()))."""
+    if x.shape.numel() != 1 and x.shape != a.shape:
+        raise NotLowered(f"{name_of(x)} makes a tensor of a shape of its own")
+    return low.like(x, low.value(_NUMBERS[name_of(x)] if name_of(x) in _NUMBERS else rest[-1]))
 
 
 HANDLERS: dict[str, Callable[..., int]] = {
@@ -240,7 +245,7 @@ HANDLERS: dict[str, Callable[..., int]] = {
     **dict.fromkeys(("logical_not", "bitwise_not"), _not),
     **dict.fromkeys(_UNCHANGED, _same),
     **dict.fromkeys(("rsqrt", "reciprocal"), _inverse),
-    **dict.fromkeys(("zeros_like", "ones_like", "full_like"), _full_like),
+    **dict.fromkeys((*_NUMBERS, "full_like", "new_full"), _full_like),
     "_to_copy": _same,
     "detach": _detached,
     "remainder": _remainder,

@@ -59,7 +59,7 @@ def _check_sizes(node: Node) -> None:
     """Raises NotTraced where a shape is written down that is that of the few pairs for which the graph was recorded."""
     known = {argument.name for argument in node.op._schema.arguments}
     of_region = node.aligned or not any(isinstance(x, Node) for x in flat(node.arguments))
-    if of_region and known & SIZES:
+    if of_region and known & SIZES and node.shape != ():
         raise NotTraced(f"{node.op} is given a shape")
 
 
