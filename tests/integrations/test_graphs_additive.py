@@ -50,6 +50,13 @@ class Layer(torch.nn.Module):
         return rg.attention(q, k, v, score=score, mask=self.mask, positions=at, sink=0.5)
 
 
+class Usual(Layer):
+    """With the activation that Additive has where none is given."""
+
+    def similarity(self) -> rg.Score:
+        return rg.Additive(self.w_q, self.w_k, self.w, self.b)
+
+
 class Features(Layer):
     """A Gaussian with a learned width of each feature, and a gate of each head."""
 
@@ -68,7 +75,7 @@ def gaussian(q: Tensor, k: Tensor, width: Tensor, gate: Tensor, factor: Tensor) 
 
 
 LAYERS: dict[str, Callable[[], Layer]] = {
-    "tanh": lambda: Layer(rg.Tanh(), None, rg.Causal()),
+    "tanh": lambda: Usual(rg.Tanh(), None, rg.Causal()),
     "leaky ReLU": lambda: Layer(rg.LeakyReLU(0.1), None, rg.Window(5, 2) & ~rg.Dilated(3)),
     "own modifier": lambda: Layer(rg.Sigmoid(), Gate, rg.Dilated(3)),
     "features": lambda: Features(None, rg.Causal()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import Tensor
@@ -53,7 +53,7 @@ class Additive(Similarity):
     w_k: Tensor | None
     w: Tensor
     b: Tensor | None = None
-    activation: Activation = Tanh()
+    activation: Activation = field(default_factory=lambda: Tanh())  # torch.compile follows this, but no object here
 
     def __post_init__(self) -> None:
         for name in ("w_q", "w_k", "w", "b"):
