@@ -2,7 +2,6 @@
 #include "attention/interval_rule.h"
 #include "attention/shared_keys.h"
 #include "attention/backward_parts.h"
-#include "attention/backward_rows.h"
 #include "attention/backward_tiles.h"
 #include "core/api.h"
 #include "core/memory.h"
@@ -25,10 +24,11 @@ int64_t carve_scratch(const BackwardCall& w, float* from, BackwardScratch& s) {
   take(s.v, kTile * w.ldv);
   take(s.dk, held * kTile * (parts ? whole_depth(c.dk) : w.ldk));
   take(s.dv, held * kTile * (parts ? whole_depth(c.dv) : w.ldv));
-  take(s.q, kQueriesAtOnce * w.ldk);
-  take(s.dout, kQueriesAtOnce * w.ldv);
-  take(s.qt, c.dk * kQueries);
-  take(s.doutt, c.dv * kQueries);
+  const int64_t queries = kQueries * (w.held ? w.held : kBlocksAtOnce);
+  take(s.q, queries * w.ldk);
+  take(s.dout, queries * w.ldv);
+  take(s.qt, queries * c.dk);
+  take(s.doutt, queries * c.dv);
   take(s.p, kBlocksAtOnce * kTile * kQueries);
   take(s.ds, kBlocksAtOnce * kTile * kQueries);
   take(s.modifiers, Modifiers::scratch_size(c));
@@ -117,6 +117,14 @@ void split(BackwardCall& w) {
   w.query_parts = w.sharing.queries ? 1 : least(wanted, (c.nq + kMinSplit - 1) / kMinSplit);
 }
 
+// The blocks of queries of a part of a pair, where they are few enough to be held, and are read for several tiles.
+int64_t held_blocks(const BackwardCall& w) {
+  const regard_call& c = w.c;
+  const int64_t blocks = c.heads / c.key_heads * ((w.blocks + w.query_parts - 1) / w.query_parts);
+  const int64_t floats = blocks * kQueries * (w.ldk + w.ldv + c.dk + c.dv);
+  return w.tiles > w.key_parts && blocks <= kMostHeldBlocks && floats <= kHeldBlockFloats ? blocks : 0;
+}
+
 // Allocates the memory that threads share, in one piece; null if there is not enough.
 void* reserve(BackwardCall& w) {
   const regard_call& c = w.c;
@@ -202,7 +210,9 @@ int32_t backward(const regard_gradients& g, regard_parallel parallel) {
   // packed rows may be many enough for a matrix unit, which adds in another order
   const bool packed = packs_batch(c) || (packs_heads(c) && (Isa::kMatrixUnit || c.q.col != 1));
   w.recompute_stats = !w.parts && (has_few_rows(c) || packed || matrix_parts(c));
-  if (!failed) failed = run(w, prepare, w.elements * c.heads * w.blocks, parallel);
+  w.held = w.parts ? 0 : held_blocks(w);
+  const bool apart = w.key_parts > 1;  // several items read what is known of a query
+  if (!failed && apart) failed = run(w, prepare, w.elements * c.heads * w.blocks, parallel);
   if (!failed) failed = run(w, run_item, w.independent * w.key_parts * w.query_parts, parallel);
   if (!failed && w.dq) failed = run(w, join_queries, w.elements * c.heads * w.blocks, parallel);
   if (!failed && (w.dk || w.dv)) failed = run(w, join_keys, w.elements * c.key_heads * w.tiles, parallel);

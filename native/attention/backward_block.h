@@ -8,6 +8,7 @@
 // not sum to 1. Their results, tiles [key][query], are the operand A of the other three products, whose lanes are
 // features: only Q and dO are transposed, once for each tile.
 #pragma once
+#include "attention/ahead.h"
 #include "attention/training.h"
 
 namespace regard {
@@ -19,8 +20,9 @@ struct BlockShare {
   int64_t from, to;  // keys of the tile
   float *p, *ds;     // [kTile][kQueries] weights, gradients of scores
   const float *shift, *inverse, *delta;
-  bool mark;   // hidden weights become -1
-  bool plain;  // no modifier or mask changes the scores
+  bool mark;                     // hidden weights become -1
+  bool plain;                    // no modifier or mask changes the scores
+  const Ahead* ahead = nullptr;  // what is prefetched meanwhile
 };
 
 template <int M>
@@ -123,17 +125,26 @@ REGARD_INLINE void weigh_some(const Block<V>& b, const Tile& t, const BackwardSc
 template <int V>
 REGARD_NOINLINE void weigh_keys(const Block<V>& b, const Tile& t, const BackwardScratch& w, int64_t ld,
                                 const BlockShare& x) {
-  by_rows<backward_rows_at_once(V)>(x, [&](auto keys, int64_t n) { weigh_some<V, keys.count>(b, t, w, ld, x, n); });
+  int64_t step = 0;
+  by_rows<backward_rows_at_once(V)>(x, [&](auto keys, int64_t n) {
+    if (x.ahead) x.ahead->fetch_step(step++);
+    weigh_some<V, keys.count>(b, t, w, ld, x, n);
+  });
 }
 
-// Fills a block of queries, and packs its q.
+// Fills a block of queries.
 template <int V>
-static void open_block(Block<V>& b, const BackwardScratch& w) {
-  const regard_call& c = b.c;
-  const Place& p = b.p;
+static void open_block(Block<V>& b) {
   Interval::begin(b);
   begin_steps(b);
-  b.factor = dot_factor(c, p.h);
+  b.factor = dot_factor(b.c, b.p.h);
+}
+
+// Packs the q of a block.
+template <int V>
+static void pack_queries(const Block<V>& b, const BackwardScratch& w) {
+  const regard_call& c = b.c;
+  const Place& p = b.p;
   const char* q = (const char*)c.q.data + size_of(c.dtype) * (offset(c.q, p, p.h) + p.row * c.q.row);
   if (reads_pairs(c)) return pack_pairs<V>(w.qt, kQueries, (const uint16_t*)q, c.q.row, p.rows, c.dk / 2);
   pack<V>(w.qt, kQueries, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, b.factor);
@@ -171,16 +182,19 @@ static bool visit(const BackwardCall& w, const Place& p, int64_t j, int64_t coun
 }
 
 // One block of queries against one tile of keys: weights, gradients of scores, and what these add to dQ and the
-// modifiers' gradients.
+// modifiers' gradients. held: scratch holds its queries and cotangents with lanes of queries too.
 template <int V>
 static void run_block(const BackwardCall& w, const BackwardScratch& s, Place p, const Tile& t, const BlockShare& x,
-                      const float* dout, float* dq, int64_t part) {
+                      bool held, float* dq, int64_t part) {
   const regard_call& c = w.c;
   const Scratch scratch{s.qt, x.p, nullptr, s.modifiers, nullptr, nullptr};
   Block<V> b{c, scratch, p};
-  open_block<V>(b, s);
+  open_block<V>(b);
   Modifiers::load_tile(b, t);
-  pack<V>(s.doutt, kQueries, dout, REGARD_F32, w.ldv, 1, p.rows, c.dv, 1.0f);
+  if (!held) {
+    pack_queries<V>(b, s);
+    pack<V>(s.doutt, kQueries, s.dout, REGARD_F32, w.ldv, 1, p.rows, c.dv, 1.0f);
+  }
   score_keys<V>(b, t, s, w.ldk, x, s.kept);
   weigh_keys<V>(b, t, s, w.ldv, x);
   if (!w.scores) return;

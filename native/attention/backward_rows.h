@@ -68,7 +68,8 @@ static void sum_block(const BackwardCall& w, const BackwardScratch& s, const Pla
   const regard_call& c = w.c;
   const Scratch scratch{s.qt, s.p, nullptr, s.modifiers, nullptr, nullptr};
   Block<V> b{c, scratch, p};
-  open_block<V>(b, s);
+  open_block<V>(b);
+  pack_queries<V>(b, s);
   BlockShare x{0, 0, s.p, s.ds, shift, inverse, delta, false, false};
   if (w.recompute_stats) sum_rows<V>(w, s, b, x, shift, inverse);
   const regard_tensor& g = w.g.dout;

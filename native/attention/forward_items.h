@@ -49,11 +49,9 @@ struct Forward {
     int64_t count;
     const Place p = place(item, count);
     const int64_t key_head = p.h / (c.heads / c.key_heads);
-    const auto rows = [&](const regard_tensor& t, int64_t head, int64_t from, int64_t n, int64_t width) {
-      return Prefetch{(const char*)t.data + 4 * (offset(t, p, head) + from * t.row), 4 * t.row, 4 * width, n};
-    };
-    return {rows(c.k, key_head, 0, c.nk, c.dk), rows(c.v, key_head, 0, c.nk, c.dv),
-            rows(c.q, p.h, p.row, p.rows, c.dk)};
+    return {prefetch_rows(c.k, REGARD_F32, p, key_head, 0, c.nk, c.dk),
+            prefetch_rows(c.v, REGARD_F32, p, key_head, 0, c.nk, c.dv),
+            prefetch_rows(c.q, REGARD_F32, p, p.h, p.row, p.rows, c.dk)};
   }
 
   void run(int64_t item, float* memory) const {

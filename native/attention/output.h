@@ -6,8 +6,7 @@ namespace regard {
 
 // Where the rows of a block will be written: stores wait for what memory holds there.
 static Prefetch rows_of_results(const regard_call& c, const Place& p) {
-  const int64_t size = size_of(c.out_dtype), first = offset(c.out, p, p.h) + p.row * c.out.row;
-  return {(const char*)c.out.data + size * first, size * c.out.row, size * c.dv, c.out.col == 1 ? p.rows : 0};
+  return prefetch_rows(c.out, c.out_dtype, p, p.h, p.row, p.rows, c.dv);
 }
 
 // Writes the o of vector v of a block, times scale, to `rows` rows of out.

@@ -11,6 +11,10 @@ constexpr int64_t kQueriesAtOnce = kBlocksAtOnce * kQueries;
 constexpr int kGradMR = W != 8 ? 4 : Isa::kManyRegisters ? 8 : 6;
 constexpr int kGradNR = W == 16 ? 4 : 2;
 
+// Floats of the queries of a pair, and of their cotangents, at most, that a thread holds from tile to tile.
+constexpr int64_t kHeldBlockFloats = 1 << 17;
+constexpr int64_t kMostHeldBlocks = 64;  // blocks
+
 constexpr int64_t kWantedItems = 32;  // where batch and heads give fewer items, keys and queries are split into parts
 constexpr int64_t kMinSplit = 512;    // keys, or queries, of a part at least
 
@@ -22,6 +26,7 @@ struct BackwardCall {
   GradientSharing sharing;          // of the modifiers' gradients that are added in place
   int64_t independent;              // sets of (batch element, key head) pairs that share no gradient
   int64_t key_parts, query_parts;   // an item is one of `independent`, a part of the keys, a part of the queries
+  int64_t held;                     // blocks of queries that a thread holds from tile to tile; 0: they are read again
   int64_t ldk, ldv;                 // leading dimensions of rows in scratch
   bool scores;                      // whether dS is computed
   int64_t parts;                    // of the numbers that a matrix unit multiplies; 0: vectors multiply
@@ -35,10 +40,11 @@ struct BackwardCall {
 
 // Scratch of one thread.
 struct BackwardScratch {
-  float *k, *v;             // [kTile][ld] a tile of keys and values, as floats
-  float *dk, *dv;           // [kTile][ld] its gradients; of a matrix unit, of all tiles that are held, see MatrixTile
-  float *q, *dout;          // [kQueriesAtOnce][ld] queries and cotangents, lanes are features
-  float *qt, *doutt;        // [dk], [dv][kQueries], lanes are queries
+  float *k, *v;    // [kTile][ld] a tile of keys and values, as floats
+  float *dk, *dv;  // [kTile][ld] its gradients; of a matrix unit, of all tiles that are held, see MatrixTile
+  // of each block that is held: [kQueries][ld] queries and cotangents, whose lanes are features; [dk], [dv][kQueries],
+  // whose lanes are queries
+  float *q, *dout, *qt, *doutt;
   float *p, *ds;            // [kBlocksAtOnce][kTile][kQueries] weights after dropout, gradients of scores
   float *modifiers, *kept;  // what the modifiers load of a tile; what they keep of it for their backward
   float* dq;                // [heads of a group][queries of a part][ldk], where keys are not split
@@ -50,6 +56,16 @@ struct BackwardScratch {
   float *blocks, *finite, *dqt;
   uint16_t *block_rows, *k_rows, *v_rows, *kt, *split, *p_parts, *ds_parts;
   float *ds_pairs, *spare, *rows_dk, *rows_dv;
+
+  // With the rows of the n-th block.
+  BackwardScratch of_block(const BackwardCall& w, int64_t n) const {
+    BackwardScratch own = *this;
+    own.q += n * kQueries * w.ldk;
+    own.dout += n * kQueries * w.ldv;
+    own.qt += n * kQueries * w.c.dk;
+    own.doutt += n * kQueries * w.c.dv;
+    return own;
+  }
 };
 
 // The leading dimension of rows of n floats in scratch: not a power of two, since such rows map to few sets of the
