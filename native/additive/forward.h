@@ -126,8 +126,7 @@ REGARD_INLINE void each_tile(const Block<V>& b, Run run) {
     Tile t = tile_for_block(b, x, j);
     uint64_t bits[kKeys];
     if (t.count == 0) continue;
-    load_extras<V>(b, t, bits);
-    run(t, x);
+    if (load_seen(b, t, bits)) run(t, x);
   }
 }
 

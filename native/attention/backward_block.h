@@ -172,11 +172,8 @@ static bool visit(const BackwardCall& w, const Place& p, int64_t j, int64_t coun
   if (!TileMasks::find(c, p, j, count, t.masks)) return false;
   if (c.allowed.data) t.allowed = at<uint8_t>(c.allowed, p, p.h) + p.row * c.allowed.row + j * c.allowed.col;
   load_bits(c, p, t, bits);
-  if (t.bits == bits) {
-    uint64_t some = 0;
-    for (int64_t n = x.from; n < x.to; ++n) some |= bits[n];
-    if (some == 0) return false;
-  }
+  if (t.bits) cut_to_seen(t.bits, kGradMR, x.from, x.to);
+  if (x.from >= x.to) return false;
   x.plain = !Modifiers::used(c) && !t.edge && !t.bits;
   return true;
 }

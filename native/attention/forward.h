@@ -11,12 +11,27 @@
 
 namespace regard {
 
-// Loads what modifiers and masks read of a tile; bits: room for those of the mask.
+// Loads what modifiers read of a tile.
 template <int V>
-static void load_extras(const Block<V>& b, Tile& t, uint64_t* bits) {
+static void load_modifiers(const Block<V>& b, const Tile& t) {
   Modifiers::load_tile(b, t);
   Bias::fetch_next(b, t, b.hi);
+}
+
+// The same, and what masks read; bits: room for those of the mask.
+template <int V>
+static void load_extras(const Block<V>& b, Tile& t, uint64_t* bits) {
   load_bits(b.c, b.p, t, bits);
+  load_modifiers(b, t);
+}
+
+// The same, of the keys of a tile that some query sees, to which it is cut; returns false if there is none.
+template <int V>
+static bool load_seen(const Block<V>& b, Tile& t, uint64_t* bits) {
+  load_bits(b.c, b.p, t, bits);
+  cut_to_seen(t);
+  if (t.count) load_modifiers(b, t);
+  return t.count != 0;
 }
 
 // A tile's scores become weights, and the weighted values are added to o. top: the maxima of these and all earlier
@@ -46,12 +61,13 @@ static void accumulate_tile(Block<V>& b, const Tile& t, KvTile& x, const vf (&to
 template <int V, class Op>
 static void run_tile(Block<V>& b, Tile& t, KvTile& x) {
   uint64_t bits[kKeys];
-  load_extras<V>(b, t, bits);
-  if (t.masks && hides_all(t)) return;
   if constexpr (Op::parts) {
+    load_extras(b, t, bits);
+    if (hides_all(t)) return;
     b.w.stream->template finish<Op::parts>();
     return run_matrix_tile<V, Op>(b, t, x);
   }
+  if (!load_seen(b, t, bits)) return;
   load_keys<Op>(b.c, b.w, x);
   vf top[V];
   for (int v = 0; v < V; ++v) top[v] = b.state[v].m;
@@ -145,8 +161,7 @@ static void run_tiles(Block<V>& b, KvTile* x, int64_t count) {
     if (hides_all(t)) continue;
     if (by_tile) {
       run_streamed();
-      Modifiers::load_tile(b, t);
-      Bias::fetch_next(b, t, b.hi);
+      load_modifiers(b, t);
     }
     StreamedTile& to = streamed[some++];
     to = {t.j, 0, t.count, (t.count + kBlock - 1) / kBlock, x[n].key_parts, x[n].value_parts, t.bits};

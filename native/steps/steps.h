@@ -74,6 +74,33 @@ static bool hides_all(const Tile& t) {
   return !some;
 }
 
+// Cuts the keys [from, to) of a tile to those between the first and the last that some query sees, in whole steps.
+static void cut_to_seen(const uint64_t* bits, int64_t step, int64_t& from, int64_t& to) {
+  const auto hidden = [bits](int64_t n, int64_t end) {
+    uint64_t some = 0;
+    for (; n < end; ++n) some |= bits[n];
+    return !some;
+  };
+  while (from < to && hidden(from, from + step < to ? from + step : to)) from += step;
+  while (from < to) {
+    const int64_t last = from + (to - from - 1) / step * step;
+    if (!hidden(last, to)) return;
+    to = last;
+  }
+  from = to;
+}
+
+// The same of a tile whose bits are loaded. Sums of the other keys stay as they are: those that go had weights of 0,
+// and lie before and behind whole groups.
+static void cut_to_seen(Tile& t) {
+  if (!t.bits) return;
+  int64_t from = 0, to = t.count;
+  cut_to_seen(t.bits, kKeyStep, from, to);
+  t.j += from;
+  t.bits += from;
+  t.count = to - from;
+}
+
 // Scores of one key for V vectors of queries: everything after the similarity, in base 2. kept: takes what the
 // modifiers keep of the key for the backward, [modifier that keeps][kTile][kQueries] from the key on; null for none.
 template <int V>
