@@ -35,8 +35,10 @@ from regard.masks.ways import way_to_mask
 class Dense(Mask):
     """A boolean tensor, True = may attend, broadcastable to the call's (*batch, heads, nq, nk).
 
-    It uses the caller's memory; nothing larger is made. Two axes are always (nq, nk); a padding mask (batch, nk) is
-    Dense(mask[:, None, None, :]). Where batch == nq two axes could be either, and a UserWarning says so, once.
+    It uses the caller's memory; nothing larger is made. The native kernels skip keys that it hides from all of 64
+    neighbouring queries, at the ends of a tile and in whole tiles: a band costs little more than its pairs. Two axes
+    are always (nq, nk); a padding mask (batch, nk) is Dense(mask[:, None, None, :]). Where batch == nq two axes could
+    be either, and a UserWarning says so, once.
     regard.masks.convert reads masks in which True means *masked*. Raises TypeError for numbers, ShapeError if it does
     not broadcast.
 
