@@ -156,12 +156,13 @@ static bool in_place(const regard_call& c, const regard_tensor& t) {
   return c.dtype == REGARD_F32 && dtype_of(t) != REGARD_I8 && t.col == 1;
 }
 
-// `rows` rows of a head of a tensor, from `row` on; none where their features are no neighbours.
+// `rows` rows of a head of a tensor, from `row` on; none where there is no tensor, or its features are no neighbours.
 static Prefetch prefetch_rows(const regard_tensor& t, int dtype, const Place& p, int64_t head, int64_t row,
                               int64_t rows, int64_t features) {
+  if (!t.data || t.col != 1) return {};
   const void* first = advance(t.data, offset(t, p, head) + row * t.row, dtype);
   const int64_t size = size_of(dtype);
-  return {(const char*)first, size * t.row, size * features, t.data && t.col == 1 ? rows : 0};
+  return {(const char*)first, size * t.row, size * features, rows};
 }
 
 // Floats of Scratch::k.
