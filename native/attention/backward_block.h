@@ -6,7 +6,7 @@
 //
 // In S and dO·Vᵀ lanes are queries, as in the forward, and S has the forward's bits: else the weights of a row would
 // not sum to 1. Their results, tiles [key][query], are the operand A of the other three products, whose lanes are
-// features: only Q and dO are transposed, once for each tile.
+// features: only Q and dO are transposed, once for each tile, or once for all where scratch holds them.
 #pragma once
 #include "attention/ahead.h"
 #include "attention/training.h"

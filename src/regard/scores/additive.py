@@ -53,7 +53,7 @@ class Additive(Similarity):
     w_k: Tensor | None
     w: Tensor
     b: Tensor | None = None
-    activation: Activation = field(default_factory=lambda: Tanh())  # torch.compile follows this, but no object here
+    activation: Activation = field(default_factory=lambda: Tanh())  # torch.compile knows no object as a default
 
     def __post_init__(self) -> None:
         for name in ("w_q", "w_k", "w", "b"):

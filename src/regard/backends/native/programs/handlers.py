@@ -26,6 +26,7 @@ _COMPARISONS = {  # the instruction, whether its sides change, whether it is neg
     **{"lt": ("LT", 0, 0), "gt": ("LT", 1, 0), "le": ("LE", 0, 0), "ge": ("LE", 1, 0)},
     **{"eq": ("EQ", 0, 0), "ne": ("EQ", 0, 1)},
 }
+_NUMBERS = {"zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}  # of which tensors are full
 _LOGIC = {"and": "AND", "or": "OR", "xor": "XOR"}
 
 
@@ -70,9 +71,8 @@ def _divided(low: Lowering, x: Node, a: Any, b: Any, rounding_mode: str | None =
         return value
     if rounding_mode == "floor":
         raise NotLowered(f"it has no instruction for {x.op} of floats that rounds down")
-    zero = low.code.number(0.0)
     up, down = low.code.do("CEIL", value), low.code.do("FLOOR", value)
-    return low.code.do("WHERE", low.code.do("LT", value, zero), up, down)
+    return low.code.do("WHERE", low.code.do("LT", value, low.code.number(0.0)), up, down)
 
 
 def _to_0(low: Lowering, value: int, divisor: int) -> int:
@@ -223,14 +223,11 @@ def _inverse(low: Lowering, x: Node, a: Any) -> int:
     return low.code.do("DIV", low.code.number(1.0), low.code.do("SQRT", value) if name_of(x) == "rsqrt" else value)
 
 
-_NUMBERS = {"zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
-
-
 def _full_like(low: Lowering, x: Node, a: Any, *rest: Any, **_: Any) -> int:
     """A tensor of one number: like another one, or a single number of its dtype (s.new_zeros(()))."""
     if x.shape.numel() != 1 and x.shape != a.shape:
         raise NotLowered(f"{name_of(x)} makes a tensor of a shape of its own")
-    return low.like(x, low.value(_NUMBERS[name_of(x)] if name_of(x) in _NUMBERS else rest[-1]))
+    return low.like(x, low.value(_NUMBERS.get(name_of(x), *rest[-1:])))
 
 
 HANDLERS: dict[str, Callable[..., int]] = {

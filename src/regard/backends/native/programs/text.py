@@ -56,7 +56,10 @@ def _entry(node: Node, numbers: dict[Node, int]) -> list[Any]:
 
 
 def _check_sizes(node: Node) -> None:
-    """Raises NotTraced where a shape is written down that is that of the few pairs for which the graph was recorded."""
+    """Raises NotTraced where a shape is written down that is that of the few pairs for which the graph was recorded.
+
+    () is none of theirs: s.new_zeros(()) is one number for any pairs.
+    """
     known = {argument.name for argument in node.op._schema.arguments}
     of_region = node.aligned or not any(isinstance(x, Node) for x in flat(node.arguments))
     if of_region and known & SIZES and node.shape != ():
