@@ -19,8 +19,9 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.asked_process import begin
 from benchmarks.candidates import TAKING_PART
-from benchmarks.measure import begin, measure
+from benchmarks.measure import measure
 from benchmarks.picture import draw
 from benchmarks.report import Report, against, markdown, share
 from benchmarks.report import time as shown

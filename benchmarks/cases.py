@@ -112,6 +112,11 @@ class Case:
         return torch.Size(lead).numel()
 
     @property
+    def processes(self) -> int:
+        """How many processes of each candidate share its turns: how a model lies in memory stays with its process."""
+        return 3 if self.what in ARCHITECTURES else 1
+
+    @property
     def steps(self) -> int:
         """The calls that a run makes, one query each; 1 where all queries are one call."""
         return self.shape[-2] if self.what in STEPPED else 1

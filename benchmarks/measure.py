@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import json
 import math
-import os
-import select
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,95 +13,15 @@ from typing import Any
 import torch
 
 from benchmarks.architectures import Exact
-from benchmarks.candidates import CANDIDATES
+from benchmarks.asked_process import Lost, Worker
 from benchmarks.cases import Case
 from benchmarks.inputs import draw
 from benchmarks.models import Greedy, Vectors
 from benchmarks.patched import Outputs
 from benchmarks.truth import Truth, exact
 
-ROOT = Path(__file__).resolve().parents[1]
 TURNS = 7
 NEAR = 1.25  # ways that take at most so many times as long as the fastest, in a first trial, take turns with it
-PATIENCE = 180.0  # seconds that an answer may take
-
-
-# The finder of an editable install comes before the path, and would import its own checkout whatever the path says.
-WITHOUT_EDITABLE = """
-import runpy, sys
-names = [getattr(finder, "__module__", type(finder).__module__) for finder in sys.meta_path]
-sys.meta_path[:] = [finder for finder, name in zip(sys.meta_path, names) if "editable" not in name]
-runpy.run_module("benchmarks.worker", run_name="__main__", alter_sys=True)
-"""
-
-
-class Lost(Exception):
-    """A process that ended, or did not answer in time."""
-
-
-class Worker:
-    """A process that runs one candidate on command. Between its answers it is stopped: not even idle threads spin."""
-
-    def __init__(self, name: str, threads: int, isa: str | None = None, source: Path | None = None) -> None:
-        """source: the folder where it looks for packages first. Raises Lost if it does not start."""
-        self.name, self.threads, self.isa, self.source = name, threads, isa, source
-        self.process: subprocess.Popen[bytes] | None = None
-        self.version = self.ask("start")["answer"]
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self.process is None:
-            counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NPROC"), str(self.threads))
-            path = os.pathsep.join(str(p) for p in (ROOT, self.source, os.environ.get("PYTHONPATH")) if p)
-            environment = {**os.environ, **counts, "PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-            if self.isa is not None:
-                environment["REGARD_ISA"] = self.isa
-            begin = ["-m", "benchmarks.worker"] if self.source is None else ["-c", WITHOUT_EDITABLE]
-            command = [sys.executable, *begin, self.name, str(self.threads)]
-            self.log = tempfile.TemporaryFile()  # noqa: SIM115 - what it says besides its answers
-            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
-            self.process = subprocess.Popen(command, env=environment, bufsize=0, **pipes)
-            atexit.register(self.end)
-        return self.process
-
-    def say(self, action: str, **question: Any) -> None:
-        process = self._started()
-        assert process.stdin is not None
-        process.send_signal(signal.SIGCONT)
-        process.stdin.write(json.dumps({"do": action, **question}).encode() + b"\n")
-
-    def hear(self) -> dict[str, Any]:
-        """The answer; the process rests until it is asked again. Raises Lost, and begins anew at the next question."""
-        process, line = self._started(), b""
-        assert process.stdout is not None
-        deadline = time.monotonic() + PATIENCE
-        while not line.endswith(b"\n"):
-            ready = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]
-            part = os.read(process.stdout.fileno(), 1 << 16) if ready else b""
-            if not part:
-                why = f"its process ended: {self._last_words()}" if ready else f"no answer in {PATIENCE:.0f} s"
-                self.end()
-                raise Lost(why)
-            line += part
-        process.send_signal(signal.SIGSTOP)
-        return json.loads(line)
-
-    def ask(self, action: str, **question: Any) -> dict[str, Any]:
-        self.say(action, **question)
-        return self.hear()
-
-    def _last_words(self) -> str:
-        self.log.seek(0)
-        lines = self.log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1][:200] if lines else "it said nothing"
-
-    def end(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            for file in (self.process.stdin, self.process.stdout, self.log):
-                assert file is not None
-                file.close()
-            self.process = None
 
 
 @dataclass
@@ -171,7 +83,10 @@ class Row:
 
 
 def measure(case: Case, workers: dict[str, Worker], seconds: float) -> Row:
-    """Checks all results, finds the fastest ways of each candidate, then lets them take turns."""
+    """Checks all results, finds the fastest ways of each candidate, then lets them take turns.
+
+    In processes that are started anew for each share of the turns where the case asks for several.
+    """
     taking = {name: worker for name, worker in workers.items() if case.is_for(name)}
     if case.lacking:
         why = f"not installed ({', '.join(case.lacking)})"
@@ -184,10 +99,27 @@ def measure(case: Case, workers: dict[str, Worker], seconds: float) -> Row:
         truth = exact(case, draw(case))
         for name, worker in taking.items():
             entries[name] = _checked(_heard(worker), truth)
-    row = Row(case, truth.limit, entries)
-    if not row.refused:
-        _time(row, taking, seconds)
+        row = Row(case, truth.limit, entries)
+        if not row.refused:
+            contenders = _first_times(row, taking, seconds)
+            _take_turns(row, taking, contenders, seconds)
+            for _ in range(case.processes - 1):
+                _begin_anew(row, taking, folder)
+                _take_turns(row, taking, contenders, seconds)
+            _ask_for_parts(row, taking)
     return row
+
+
+def _begin_anew(row: Row, workers: dict[str, Worker], folder: str) -> None:
+    """Another process in the place of each, made ready; what one computes was checked in the first."""
+    for name, worker in workers.items():
+        worker.end()
+        _tell(worker, "prepare", case=asdict(row.case), folder=f"{folder}/{name}")
+    for name, worker in workers.items():
+        answer, entry = _heard(worker), row.entries[name]
+        if "answer" not in answer and entry.why is None:
+            entry.why = answer.get("unable") or answer["failed"]
+            entry.ways.clear()
 
 
 def _tell(worker: Worker, action: str, **question: Any) -> None:
@@ -211,7 +143,8 @@ def _checked(answer: dict[str, Any], truth: Truth | Greedy | Vectors | Outputs |
     return Entry(ways=right, wrong=max(wrong, default=None))
 
 
-def _time(row: Row, workers: dict[str, Worker], seconds: float) -> None:
+def _first_times(row: Row, workers: dict[str, Worker], seconds: float) -> list[tuple[str, str]]:
+    """Tries each way of each candidate; the candidates and ways that shall take turns."""
     contenders: list[tuple[str, str]] = []
     for name, worker in workers.items():
         entry = row.entries[name]
@@ -229,6 +162,10 @@ def _time(row: Row, workers: dict[str, Worker], seconds: float) -> None:
                 for way, timed in entry.ways.items()
                 if timed.first <= limit or (way == plain and timed.first < seconds)
             ]
+    return contenders
+
+
+def _take_turns(row: Row, workers: dict[str, Worker], contenders: list[tuple[str, str]], seconds: float) -> None:
     for turn in range(TURNS):
         for name, way in contenders:
             entry = row.entries[name]
@@ -237,6 +174,8 @@ def _time(row: Row, workers: dict[str, Worker], seconds: float) -> None:
                 calls = max(1, round(seconds / TURNS / entry.ways[way].first))
                 entry.ways[way].turns.append(_turn(entry, workers[name], way, calls))
 
+
+def _ask_for_parts(row: Row, workers: dict[str, Worker]) -> None:
     for name, entry in row.entries.items():
         if entry.best is not None:
             entry.ways[entry.best].parts = _asked(entry, workers[name], "parts", way=entry.best) or {}
@@ -260,22 +199,3 @@ def _asked(entry: Entry, worker: Worker, action: str, **question: Any) -> Any:
         entry.why = answer["failed"]
         entry.ways.clear()
     return answer.get("answer")
-
-
-def begin(
-    names: tuple[str, ...], threads: int, isa: str | None = None, other: Path | None = None
-) -> tuple[dict[str, Worker], dict[str, str]]:
-    """A process for each candidate that is installed, and why the others have none.
-
-    other: the source folder of the checkout of regard that "other" measures.
-    """
-    workers, missing = dict[str, Worker](), dict[str, str]()
-    for name in names:
-        if CANDIDATES[name].missing:
-            missing[name] = f"not installed ({', '.join(CANDIDATES[name].missing)})"
-            continue
-        try:
-            workers[name] = Worker(name, threads, isa, other if name == "other" else None)
-        except Lost as why:
-            missing[name] = f"does not start ({why})"
-    return workers, missing

@@ -27,9 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import benchmarks.__main__ as command
 from benchmarks import candidates, cases, errors, looking, measure, report, tables, truth
+from benchmarks.asked_process import Lost, Worker, begin
 from benchmarks.cases import Case
 from benchmarks.inputs import Inputs, draw
-from benchmarks.measure import Entry, Lost, Timed, Worker
+from benchmarks.measure import Entry, Timed
 from benchmarks.report import Report
 
 from needed import needs_kernels
@@ -174,12 +175,40 @@ def test_ways_that_come_near_the_fastest_take_turns() -> None:
 
     found = row(tables.INFERENCE[2], regard=0.1)
     entry = found.entries["regard"] = Entry(ways={way: Timed(0.0) for way in took})
-    measure._time(found, {"regard": Steady()}, 1.0)
+    contenders = measure._first_times(found, {"regard": Steady()}, 1.0)
+    measure._take_turns(found, {"regard": Steady()}, contenders, 1.0)
     assert [way for way, timed in entry.ways.items() if timed.turns] == ["plain", "fast", "near"]
     assert entry.best == "fast"
-    slow = found.entries["regard"] = Entry(ways={way: Timed(0.0) for way in took})
-    measure._time(found, {"regard": Steady()}, 0.8)
-    assert [way for way, timed in slow.ways.items() if timed.turns] == ["fast", "near"]
+    found.entries["regard"] = Entry(ways={way: Timed(0.0) for way in took})
+    assert measure._first_times(found, {"regard": Steady()}, 0.8) == [("regard", "fast"), ("regard", "near")]
+
+
+def test_processes_that_begin_anew_share_the_turns(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes, take_turns = set[int](), measure._take_turns
+
+    def noted(row: measure.Row, workers: dict[str, Worker], *given: object) -> None:
+        assert worker.process is not None
+        processes.add(worker.process.pid)
+        take_turns(row, workers, *given)
+
+    monkeypatch.setattr(Case, "processes", 3)
+    monkeypatch.setattr(measure, "_take_turns", noted)
+    entry = measure.measure(TINY["grouped"], {"torch": worker}, 0.001).entries["torch"]
+    assert len(processes) == 3 and entry.why is None
+    turns = [len(timed.turns) for timed in entry.ways.values() if timed.turns]
+    assert turns and all(count % 3 == 0 for count in turns), turns
+
+
+def test_a_process_that_begins_anew_and_fails_has_no_times(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_anew = measure._begin_anew
+
+    def of_integers(row: measure.Row, *given: object) -> None:
+        begin_anew(dataclasses.replace(row, case=dataclasses.replace(row.case, dtype="int64")), *given)
+
+    monkeypatch.setattr(Case, "processes", 2)
+    monkeypatch.setattr(measure, "_begin_anew", of_integers)
+    entry = measure.measure(TINY["grouped"], {"torch": worker}, 0.001).entries["torch"]
+    assert entry.why and not entry.ways
 
 
 def test_between_its_answers_a_process_is_stopped(worker: Worker) -> None:
@@ -356,7 +385,7 @@ def test_a_case_whose_packages_are_missing_says_so(worker: Worker, monkeypatch: 
 def test_another_checkout_is_found_before_this_one(tmp_path: Path) -> None:
     (tmp_path / "regard").mkdir()
     (tmp_path / "regard" / "__init__.py").write_text("raise ImportError('the other checkout')")
-    workers, missing = measure.begin(("other",), 1, None, tmp_path)
+    workers, missing = begin(("other",), 1, None, tmp_path)
     assert not workers and "the other checkout" in missing["other"]
 
 
