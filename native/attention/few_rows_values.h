@@ -23,38 +23,55 @@ namespace regard {
   return sum_of_lanes(sum);
 }
 
+// acc[i][v] += the weight p of row i, kChunk numbers after that of the row before it, times V vectors of features of a
+// row of values. valid: features that are left, where V is 1. careful: see weighted().
+template <int R, int V, int dtype, bool careful>
+REGARD_INLINE void add_weighted(vf (&acc)[R][V], const float* p, const char* value, int64_t d, int64_t valid) {
+  vf weight[R];
+#pragma GCC unroll 4
+  for (int i = 0; i < R; ++i) weight[i] = splat_any(p + i * kChunk);
+  if constexpr (V == 1) {
+    const vf column = floats(value, d, 1, valid, dtype);
+#pragma GCC unroll 4
+    for (int i = 0; i < R; ++i)
+      if (!careful || ((vi)weight[i])[0] != INT32_MIN) acc[i][0] += weight[i] * column;
+  } else {
+    // two vectors are read, and multiplied, at a time: of eight that are read first, a sum would find no register
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v += 2) {
+      const TwoVectors two = TwoVectors::read<dtype>(value, d + v * W);
+#pragma GCC unroll 4
+      for (int i = 0; i < R; ++i) {
+        acc[i][v] += weight[i] * two.a;
+        acc[i][v + 1] += weight[i] * two.b;
+      }
+    }
+  }
+}
+
 // acc[i][v] = Σ over keys of the weight of row r + i times V vectors of features from d on. part: fewer than W features
 // are left. careful: hidden keys are skipped instead of multiplied by 0, since 0 · NaN is NaN.
 template <int R, int V, int dtype, bool part, bool careful, class Rows>
 REGARD_INLINE void weighted(vf (&acc)[R][V], const FewRows& f, const Chunk& t, const Rows& values, int64_t r,
                             int64_t d) {
   const float* s = f.s + r * kChunk;
+  const int64_t valid = part ? f.c.dv - d : W;
   const bool ahead = t.more && r == 0;
   clear(acc);
-  for (int64_t first = 0; first < t.count; first += W) {
-    const Run rows = values.run(first), next = ahead ? values.run(first + kChunk) : rows;
-    const int64_t count = t.count - first < W ? t.count - first : W;
-    for (int64_t n = 0; n < count; ++n) {
-      vf column[V];
-      if (ahead) fetch(next[n] + d * size_of(dtype), V * W * size_of(dtype));
-      if constexpr (V == 1) {
-        column[0] = floats(rows[n], d, 1, part ? f.c.dv - d : W, dtype);
-      } else {
-#pragma GCC unroll 4
-        for (int v = 0; v < V; v += 2) {
-          const TwoVectors two = TwoVectors::read<dtype>(rows[n], d + v * W);
-          column[v] = two.a;
-          column[v + 1] = two.b;
-        }
-      }
-#pragma GCC unroll 4
-      for (int i = 0; i < R; ++i) {
-        vf p = splat_any(s + i * kChunk + first + n);
-        if (careful && ((vi)p)[0] == INT32_MIN) continue;
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) acc[i][v] += p * column[v];
-      }
+  int64_t first = 0;
+  for (; first + W <= t.count; first += W) {
+    const Run rows = values.run(first);
+    if (ahead) {
+      const Run next = values.run(first + kChunk);
+      for (int n = 0; n < W; ++n) fetch(next[n] + d * size_of(dtype), V * W * size_of(dtype));
     }
+#pragma GCC unroll 2
+    for (int n = 0; n < W; ++n) add_weighted<R, V, dtype, careful>(acc, s + first + n, rows[n], d, valid);
+  }
+  if (first < t.count) {
+    const Run rows = values.run(first);
+    for (int64_t n = 0; first + n < t.count; ++n)
+      add_weighted<R, V, dtype, careful>(acc, s + first + n, rows[n], d, valid);
   }
   if constexpr (V > 1)
 #pragma GCC unroll 4

@@ -62,7 +62,9 @@ static void copy_from_pages(char* to, const regard_call& c, const regard_tensor&
 static void read_scales(const regard_call& c, const regard_tensor& scales, const Place& p, int64_t head, int64_t j,
                         int64_t count, float* to) {
   const auto copy = [&](const void* from, int64_t n, int64_t some) {
-    for (int64_t i = 0; i < some; ++i) to[n + i] = ((const float*)from)[i * scales.row];
+    if (scales.row == 1) __builtin_memcpy(to + n, from, (size_t)some * sizeof(float));
+    else
+      for (int64_t i = 0; i < some; ++i) to[n + i] = ((const float*)from)[i * scales.row];
   };
   if (c.block_table) each_run(c, scales, p, head, j, count, copy);
   else copy(row_of(c, scales, p, head, j), 0, count);
