@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import types
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -338,3 +340,15 @@ def test_attributes_that_somebody_set_on_a_tensor() -> None:
         t.gain = gain  # pyright: ignore[reportAttributeAccessIssue]
         expected = (q @ k.mT * gain * 8**-0.5).softmax(-1) @ v
         torch.testing.assert_close(flex_attention(q, k, v, score_mod=gained), expected)
+
+
+def test_the_key_of_a_function_of_torch_keeps_the_function() -> None:
+    """Its id alone could be that of another one later."""
+    around: dict[str, Any] = {"__name__": "torch.made_here"}
+    exec("def twice(x): return 2 * x", around)
+    alive = weakref.ref(around["twice"])
+    key = callable_key(around.pop("twice"), id)
+    gc.collect()
+    assert alive() is not None
+    del key
+    assert alive() is None

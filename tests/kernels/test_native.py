@@ -282,3 +282,17 @@ def test_invariant_rows_depend_on_no_other(isa: str, dtype: torch.dtype, mask: r
         mask == rg.Everything() and dtype == torch.float32
     ):  # why the promise has a price: other calls sum in another order
         assert not torch.equal(rg.attention(q[:, :, :1], k, v), whole[:, :, :1])
+
+
+@pytest.mark.parametrize("cap", [3e38, 1e32, 1e30, 1e-30, 1e-39])
+def test_soft_caps_of_any_size(cap: float) -> None:
+    """Those whose products or quotients in float32 would be infinite, or 0, run on another backend."""
+    q, k, v = torch.randn(3, 1, 2, 9, 8)
+    for score in (
+        rg.ScaledDot() >> rg.SoftCap(cap),
+        rg.ScaledDot() >> rg.Alibi(torch.tensor([0.5, 0.25])) >> rg.SoftCap(cap),
+    ):
+        out = rg.attention(q, k, v, score=score)
+        expected = rg.attention(q.double(), k.double(), v.double(), score=score, backend=rg.Reference())
+        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+        assert (rg.explain(q, k, v, score=score).backend == rg.Native()) == (1e-30 <= cap <= 1e30)

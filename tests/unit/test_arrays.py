@@ -130,3 +130,15 @@ def test_masks_and_scores_take_arrays() -> None:
     assert rg.Dense(allowed) == rg.Dense(torch.from_numpy(allowed))
     assert rg.Lengths(keys=np.array([3, 2])) == rg.Lengths(keys=torch.tensor([3, 2]))
     assert rg.Bias(np.full((2, 2), 0.5)) == rg.Bias(torch.full((2, 2), 0.5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint8])
+@pytest.mark.parametrize("backend", [None, rg.Reference()], ids=str)
+def test_numbers_of_numpy_are_numbers(dtype: type, backend: rg.Backend | None) -> None:
+    x = torch.randn(2, 1, 5, 8)
+    out = rg.attention(x, x, x, dropout=rg.Dropout(np.float32(0.5), seed=dtype(7)), backend=backend)
+    assert torch.equal(out, rg.attention(x, x, x, dropout=rg.Dropout(0.5, seed=7), backend=backend))
+    assert rg.Dropout(torch.tensor(0.5), dtype(7)) == rg.Dropout(0.5, 7)
+    for lengths in ([dtype(5), dtype(3)], np.array([5, 3], dtype)):
+        assert torch.equal(rg.tail(2, lengths).q, rg.tail(2, [5, 3]).q)
+        assert rg.Lengths(lengths) == rg.Lengths([5, 3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -184,3 +185,24 @@ def test_weights_of_some_rows(q: Tensor) -> None:
     assert rg.attention_weights(q, q, **DEPEND["mean of queries"]).shape == (2, 3, 40, 40)
     with pytest.raises(rg.Unsupported, match="depends on other pairs"):
         rg.attention_weights(q, q, rows=[0, 5, 7], **DEPEND["mean of queries"])
+
+
+@dataclass(frozen=True)
+class OwnMask(rg.Mask):
+    """Hides every third key."""
+
+    def visible(self, at: rg.Region) -> Tensor:
+        return at.col % 3 != 1
+
+
+@pytest.mark.parametrize("backend", [None, rg.Tiled()], ids=str)
+@pytest.mark.parametrize("mask", [rg.Causal(), OwnMask()], ids=str)
+def test_a_state_draws_one_seed_of_dropout(mask: rg.Mask, backend: rg.Backend | None) -> None:
+    x = torch.randn(1, 1, 20, 8)
+    for _ in range(2):  # the second call may have a plan
+        torch.manual_seed(3)
+        rg.attention_state(x, x, x, mask=mask, dropout=rg.Dropout(0.1), backend=backend)
+        after = torch.get_rng_state()
+        torch.manual_seed(3)
+        rg.Dropout(0.1).seeded()
+        assert torch.equal(torch.get_rng_state(), after)

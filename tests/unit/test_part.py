@@ -12,6 +12,7 @@ import regard as rg
 from needed import needs_kernels
 from regard.backends.native.lower_intervals import lower_intervals
 from regard.backends.native.lower_mask import FEW
+from regard.backends.native.mask_text import has_function
 from regard.call.of_part import mask_of_part, score_of_part
 from regard.call.part import Indices, QueriesAndKeys, select
 from regard.core.positions import Positions
@@ -163,3 +164,10 @@ def test_a_part_of_any_indices_stays_on_tiles() -> None:
     why = rg.explain(q, k, k, score=score, positions=frame.positions)
     assert why.backend == rg.Tiled()
     assert "in a part of a call whose queries or keys are not evenly spaced" in str(why)
+
+
+@pytest.mark.parametrize("mask", [~rg.Causal(), rg.Dense(torch.ones(NQ, NK).bool()) | rg.Causal()], ids=repr)
+def test_a_part_of_regards_own_mask_is_no_function(mask: rg.Mask) -> None:
+    part, _ = of_part("contiguous")
+    assert not has_function(mask_of_part(mask, part))
+    assert has_function(mask_of_part(mask | rg.Where(lambda b, h, i, j: i > j), part))

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from needed import needs_kernels
 from regard.call.hooks import AttentionCall, notify, observing
 from regard.compat.torch import routes
 from regard.core import tracing
+from regard.runtime import plan_cache
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "regard"
 
@@ -164,3 +166,31 @@ def test_a_patch_that_another_thread_restores_in_the_middle_of_a_call(monkeypatc
     monkeypatch.setattr(routes, "_THREAD", Elsewhere())
     torch.testing.assert_close(attention(q, q, q), rg.attention(q, q, q))
     assert found.calls.total() == 1
+
+
+@needs_kernels
+def test_another_thread_that_replaces_the_positions_of_a_plan_changes_no_call() -> None:
+    """A plan keeps the positions that it read last, for the next layer."""
+    q, k = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 40, 8)
+    slopes = torch.tensor([0.5, 0.25])
+
+    def call(nk: int) -> Tensor:
+        at = rg.tail(3, nk)
+        keys = k[:, :, :nk]
+        return rg.attention(q, keys, keys, score=rg.ScaledDot() >> rg.Alibi(slopes), mask=rg.Causal(), positions=at)
+
+    plan_cache.clear()
+    expected = call(40)
+    (plan,) = plan_cache.plans()
+
+    class Replaced(tuple[Any, ...]):
+        """What a plan keeps, which another call replaces as soon as somebody has looked at it."""
+
+        def __getitem__(self, index: Any) -> Any:
+            thread = threading.Thread(target=call, args=(7,))
+            thread.start()
+            thread.join()
+            return super().__getitem__(index)
+
+    plan.places = Replaced(plan.places)
+    assert torch.equal(call(40), expected)

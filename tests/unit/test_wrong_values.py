@@ -152,6 +152,10 @@ rg.Dilated(2**64)  # Dilated(step=18446744073709551616): expected a number from 
 rg.Lengths(keys=[3, 2**70])  # Lengths.keys holds 1180591620717411303424; expected integers of 64 bits.
 rg.tail(-1, 5)  # -1 positions from 6 on: expected 0 or more.
 rg.Positions(3, 5)  # Positions.q is an int; expected an integer tensor (n,) or (*batch, n).
+rg.Dropout(torch.tensor([0.1, 0.2]))  # Dropout.p has shape (2,); expected one number from 0 to 1.
+rg.attention_weights(q, q, rows=slice(0, 2))  # rows is a slice; expected integers, (r,): a tensor, a list or a range.
+rg.attention_weights(q, q, rows=[None])  # rows is a list; expected integers, (r,): a tensor, a list or a range.
+rg.tail(1, [True])  # tail: nk is [True]; expected integers: a list of numbers, or a tensor.
 rg.Dropout("0.1")  # Dropout.p is a str; expected a number from 0 to 1.
 rg.Dropout()  # Dropout needs p; it has p, seed.
 rg.Dropout(0.1, seed="a")  # Dropout.seed is a str; expected an integer, or None.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -33,7 +34,7 @@ def tensor(x: Any, name: str) -> Tensor:
                 "layout=torch.jagged. Elsewhere pass pack(x).values, and mask=pack(x).mask."
             )
         return in_memory(x.written_out() if isinstance(x, DeferredRows) else x, name)
-    if _is_numpy(x):
+    if is_numpy(x):
         return _from_numpy(x, name)
     if hasattr(x, "__dlpack__"):
         return torch.from_dlpack(x)
@@ -154,6 +155,8 @@ def numbers(x: list[Any] | tuple[Any, ...], name: str) -> tuple[int, ...]:
     """The integers in a list; an error, naming the argument, if it holds anything else: TypeError, or ValueError for
     one of more than 64 bits."""
     if not set(map(type, x)) <= {int}:
+        if all(isinstance(n, Integral) and type(n) is not bool for n in x):
+            return numbers([int(n) for n in x], name)
         raise TypeError(f"{name} is {x!r}; expected integers: a list of numbers, or a tensor.")
     far = [n for n in x if not -(2**63) <= n < 2**63]
     if far:
@@ -165,7 +168,10 @@ def indices(x: Any, name: str) -> Tensor:
     """x, an array or a list, as indices (r,), int64; TypeError if it is something else."""
     if isinstance(x, str):
         raise TypeError(f"{name} is a str; expected integers, (r,).")
-    t = x if isinstance(x, Tensor) else torch.as_tensor(x, dtype=None, device="cpu")
+    try:
+        t = x if isinstance(x, Tensor) else torch.as_tensor(x, dtype=None, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name} is {kind_of(x)}; expected integers, (r,): a tensor, a list or a range.") from None
     t = t if t.numel() else t.long()  # [] has torch's default dtype
     if t.dim() != 1 or t.dtype.is_floating_point or t.dtype.is_complex or t.dtype == torch.bool:
         raise TypeError(f"{name} has dtype {t.dtype}, shape {tuple(t.shape)}; expected integers, (r,).")
@@ -183,12 +189,13 @@ def answer_like(x: Any) -> Callable[[Tensor], Any]:
     """How to turn a result into the kind of array that x is."""
     if isinstance(x, Tensor):
         return lambda out: out
-    if _is_numpy(x):
+    if is_numpy(x):
         return lambda out: out.detach().numpy()
     return lambda out: x.__array_namespace__().from_dlpack(out.detach())
 
 
-def _is_numpy(x: Any) -> bool:
+def is_numpy(x: Any) -> bool:
+    """Whether x is an array, or a number, of NumPy's."""
     numpy = loaded("numpy")
     return numpy is not None and isinstance(x, (numpy.ndarray, numpy.generic))
 

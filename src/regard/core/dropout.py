@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.core.errors import Unsupported
 from regard.core.region import Region
+from regard.core.shapes import listed
 from regard.core.tracing import scripted
 from regard.core.value import Value
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
@@ -45,6 +46,12 @@ class Dropout(Value):
             raise TypeError(f"Dropout.p is {kind_of(self.p)}; expected a number from 0 to 1.")
         if self.seed is not None and not isinstance(self.seed, (Integral, Tensor, torch.SymInt)):
             raise TypeError(f"Dropout.seed is {kind_of(self.seed)}; expected an integer, or None.")
+        if isinstance(self.p, Tensor):
+            if self.p.dim():
+                raise TypeError(f"Dropout.p has shape {listed(self.p.shape)}; expected one number from 0 to 1.")
+            object.__setattr__(self, "p", self.p.item())
+        if isinstance(self.seed, Integral):  # one of NumPy's has no room for the products of its bits
+            object.__setattr__(self, "seed", int(self.seed))
         if not 0 <= self.p <= 1:
             raise ValueError(f"Dropout(p={self.p}): expected a probability from 0 to 1.")
 

@@ -218,7 +218,7 @@ def _key_of(x: Any, content: Content, depth: int, read: _Variable | Uses) -> Has
     if type(x) is tuple:
         return tuple([_key_of(part, content, depth, BARE) for part in x])  # pyright: ignore[reportUnknownVariableType]
     if _is_settled(x):
-        return id(x)
+        return x  # not its id, which another has once it is gone
     if isinstance(x, FunctionType):
         return function_key(x, content, depth + 1)
     if isinstance(x, Tensor):

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from regard.core.arrays import as_int64, integers, numbers, plain_tensor
+from regard.core.arrays import as_int64, integers, is_numpy, numbers, plain_tensor
 from regard.core.errors import ShapeError
 from regard.core.shapes import FARTHEST, count_of, listed, one_or
 from regard.core.tracing import data_unavailable, scripted
@@ -215,6 +215,8 @@ def tail(
 
 def _lengths_of(nk: int | Sequence[int] | Tensor) -> list[int] | None:
     """A length for each sequence; None where nk is one number."""
+    if not isinstance(nk, (int, Tensor, list, tuple, str)) and is_numpy(nk) and nk.ndim:
+        nk = plain_tensor(nk, "tail: nk")
     if isinstance(nk, Tensor) and nk.dim():
         if nk.dim() > 1:
             raise ShapeError(

@@ -58,15 +58,20 @@ def _forward(backend: Backend, problem: Problem, tensors: tuple[Tensor, ...]) ->
     with torch.no_grad():
         if not backend.calls_again or not calls_functions_of_others((problem.score, problem.mask)):
             return backend.forward_for_backward(detached)
-        before = torch.get_rng_state()
+        before = _random_states(problem.q.device)
         forward = backend.forward_for_backward(detached)
-        if not torch.equal(before, torch.get_rng_state()):
+        if not all(map(torch.equal, before, _random_states(problem.q.device))):
             raise Unsupported(
                 "a function of the score or of the mask draws random numbers, and the backward, which calls it again, "
                 "would draw others. Draw them before the call, and hold them as a field; dropout=rg.Dropout(p) drops "
                 "weights, and backend=rg.Reference() calls functions once, with n × n scores in memory."
             )
         return forward
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    """The states of the generators that a function called on tensors of a device may draw from."""
+    return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
 
 
 def _recorded(tensors: tuple[Tensor, ...]) -> bool:

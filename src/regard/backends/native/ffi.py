@@ -32,7 +32,6 @@ OPERAND_CODES = DTYPE_CODES | {
     torch.bool: abi.OPERAND_DTYPES["REGARD_BOOL"],
     torch.int8: abi.OPERAND_DTYPES["REGARD_I8"],
 }
-OTHER = abi.OPERAND_DTYPES["REGARD_OTHER"]
 
 
 @dataclass(frozen=True, eq=False)

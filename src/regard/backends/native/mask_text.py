@@ -16,6 +16,7 @@ from torch import Tensor
 
 from regard.backends.native.programs.record import record_mask
 from regard.backends.native.programs.text import RecordedMask
+from regard.call.of_part import PartMask
 from regard.core.region import Frame
 from regard.core.tracing import symbolic
 from regard.core.value import Value, fields_of, is_regards_own
@@ -34,12 +35,14 @@ def why_not_text(mask: Mask) -> str | None:
 
 
 def has_function(mask: Mask) -> bool:
-    """Whether a part of a mask is a function of Python: one that has a text all the same, or none."""
+    """Whether a mask, or one that it is made of, is a function of Python or a class of a person's own."""
     if type(mask) is And or type(mask) is Or:
         return has_function(mask.a) or has_function(mask.b)
     if type(mask) is Not:
         return has_function(mask.a)
-    return type(mask) in (Where, RecordedMask) or why_not_text(mask) is not None
+    if type(mask) is PartMask:
+        return has_function(mask.whole)
+    return type(mask) in (Where, RecordedMask) or _is_function(mask)
 
 
 def _unknown(mask: Mask) -> str | None:

@@ -264,6 +264,8 @@ class ForwardPlan:
 
     def _set_places(self, struct: Struct, span: Span) -> None:
         """Tells the struct the positions of a span as tensors, which the next call may need again."""
-        if self.places[0] != span[:2]:
-            self.places = span[:2], (counting(*span.q), counting(*span.k))
-        set_places(struct, *self.places[1])
+        known, places = self.places  # once: another thread may replace it
+        if known != span[:2]:
+            places = counting(*span.q), counting(*span.k)
+            self.places = span[:2], places
+        set_places(struct, *places)

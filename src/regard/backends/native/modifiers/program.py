@@ -14,7 +14,7 @@ from regard.backends.native.operands import ANY, Axis, Count, KernelOperand
 from regard.backends.native.programs.code import NotLowered
 from regard.backends.native.programs.graph import NotTraced
 from regard.backends.native.programs.lower import Program, lower
-from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERANDS, SLOTS
+from regard.backends.native.programs.operations import PROGRAM_OPERANDS
 from regard.backends.native.programs.record import record_modifiers
 from regard.backends.native.programs.structure import graph_of
 from regard.backends.native.programs.text import RecordedModifier
@@ -24,18 +24,6 @@ from regard.core.region import Frame
 from regard.core.shapes import count_of
 from regard.core.tracing import data_unavailable, functorch, graphed, scripted, symbolic, watched
 from regard.scores.algebra import Modifier
-
-__all__ = [
-    "OPERAND_NAMES",
-    "OPERATIONS",
-    "PROGRAM_OPERANDS",
-    "SLOTS",
-    "ProgramGradients",
-    "Programs",
-    "RepeatedProgram",
-    "why_no_program_of_scores",
-    "why_not_program_gradients",
-]
 
 _INSTRUCTION = Axis("instruction", lambda s: None, shared=False)
 _NUMBER = Axis("number", lambda s: 6, shared=False)

@@ -12,6 +12,8 @@ from regard.backends.native.operands import KernelNumber
 from regard.call.problem import Problem
 from regard.scores.modifiers import SoftCap
 
+_LEAST = 2.0**-100
+
 
 class SoftCaps(KernelModifier[SoftCap]):
     """Soft caps: before all other modifiers, or after them."""
@@ -26,6 +28,10 @@ class SoftCaps(KernelModifier[SoftCap]):
 
     @classmethod
     def why_not(cls, problem: Problem, stage: SoftCap) -> str | None:
+        if not isinstance(stage.cap, Tensor) and not _LEAST <= stage.cap <= 1 / _LEAST:
+            return (
+                f"its soft cap lies from {_LEAST:g} to {1 / _LEAST:g}, since it is multiplied and divided by in float32"
+            )
         between = (type(part) for part in problem.score.parts[2:-1])
         return "its soft cap comes first or last" if SoftCap in between else None
 
