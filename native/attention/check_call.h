@@ -1,6 +1,6 @@
 // Entry points check their call before they compute anything: no size, code, stride or index may lead out of the
 // caller's tensors, whose sizes and dtypes operands (regard_tensor) carry. Arrays behind plain pointers are trusted:
-// Python compares their dtype (Struct.point).
+// where they are set (bind.py), their dtype is compared.
 #pragma once
 #include "core/pages.h"
 #include "steps/steps.h"

@@ -1,4 +1,4 @@
-"""Plans: calls of a structure seen before give the same bits as the general way; no structure is taken for another."""
+"""Plans: calls of a structure seen before give the bits of calls without one; no structure is taken for another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of calls with modifiers of one's own: other tensors, lengths, positions give the bits of the general way."""
+"""Plans of calls with modifiers of one's own: other tensors, lengths, positions give the bits of calls without one."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _forgotten() -> None:
 
 
 def both(nq: int, nk: int, modifier: rg.Modifier, **given: object) -> Tensor:
-    """The output of random tensors, which must be that of the general way."""
+    """The output of random tensors, which must be that of a call without a plan."""
     q, k, v = (torch.randn(2, h, n, 16) for h, n in ((4, nq), (2, nk), (2, nk)))
     score = rg.ScaledDot() >> modifier
     with torch.no_grad():
@@ -198,7 +198,7 @@ def exact(t: Tensor) -> Tensor:
 
 
 def check_gradients(nq: int, nk: int, modifier: rg.Modifier, wanted: str = "qkv", **named: object) -> None:
-    """A plan's are the bits of the general way, and those of float64."""
+    """A plan's are the bits of a call without a plan, and those of float64."""
     shapes = {"q": (2, 4, nq, 16), "k": (2, 2, nk, 16), "v": (2, 2, nk, 16)}
     given = [torch.randn(shape).requires_grad_(name in wanted) for name, shape in shapes.items()]
     found, general = (gradients(given, modifier, backend, **named) for backend in (None, Unplanned()))

@@ -11,7 +11,7 @@ from torch import Tensor
 import regard as rg
 from needed import needs_kernels
 from regard.backends.native.lower_intervals import lower_intervals
-from regard.backends.native.lower_mask import FEW
+from regard.backends.native.lower_mask import MIN_ROWS_FOR_TILES
 from regard.backends.native.mask_text import has_function
 from regard.call.of_part import mask_of_part, score_of_part
 from regard.call.part import Indices, QueriesAndKeys, select
@@ -139,7 +139,7 @@ def test_a_score_and_a_mask_of_ones_own_are_programs_of_a_part(mask: str, name: 
             options = {"score": score, "mask": mask_of_part(PROGRAMS[mask], part), "positions": frame.positions}
             facts = dict(rg.explain(*qkv, **options).facts)
             assert "a program of" in facts["modifiers as"] and facts["backward"] == "the same kernels"
-            assert ("a program of" in facts["mask as"]) == (mask != "window" and frame.nq >= FEW)
+            assert ("a program of" in facts["mask as"]) == (mask != "window" and frame.nq >= MIN_ROWS_FOR_TILES)
             out = rg.attention(*qkv, **options)
         else:
             rows, cols = part.of_queries(torch.arange(NQ)), part.of_keys(torch.arange(NK))

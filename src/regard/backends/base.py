@@ -86,7 +86,7 @@ class Plan(Protocol):
     of_lengths: bool  # whether it serves one number of queries and of keys only
 
     def run(self, call: PlanInputs) -> Tensor | None:
-        """out, in the caller's shape and dtype; None where the call must go the general way."""
+        """out, in the caller's shape and dtype; None where the call must run without a plan."""
         ...
 
     def remember(self, call: PlanInputs, score: Score, sink: Tensor | float | None, outlines: tuple[Any, ...]) -> None:
@@ -104,7 +104,7 @@ class TrainingPlan(Protocol):
         ...
 
     def run_for_backward(self, call: PlanInputs) -> ForwardResult | None:
-        """The call, made; None where it must go the general way."""
+        """The call, made; None where it must run without a plan."""
         ...
 
     def run_with_stats(self, call: PlanInputs) -> Differentiable | None:

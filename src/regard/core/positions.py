@@ -215,7 +215,7 @@ def tail(
 
 def _lengths_of(nk: int | Sequence[int] | Tensor) -> list[int] | None:
     """A length for each sequence; None where nk is one number."""
-    if not isinstance(nk, (int, Tensor, list, tuple, str)) and is_numpy(nk) and nk.ndim:
+    if not isinstance(nk, (int, Tensor, list, tuple, str)) and is_numpy(nk):
         nk = plain_tensor(nk, "tail: nk")
     if isinstance(nk, Tensor) and nk.dim():
         if nk.dim() > 1:

@@ -33,7 +33,7 @@ from regard.scores.similarity import Custom
 
 
 class BoundCall:
-    """The arguments of one call, made tensors, posed as a Problem, and the way back to what the caller has."""
+    """The arguments of one call, as tensors and checked as a Problem, and the way back to what the caller has."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The cache of plans: calls of a structure seen before skip all but the kernel, forward and backward.
 
-outline.py says what a structure is. Kept are the plans that a backend makes (see Backend.plan): no transforms, no
-gradients but those of q, k and v, and of what an additive score learns.
+outline.py says what a structure is. Kept are the plans that a backend makes (see Backend.plan). They serve no
+transforms; with gradients they are TrainingPlans, which find those of q, k, v and of tensors of the score.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Known:
 
 
 class _Seed:
-    """Dropout whose seed is drawn when a plan asks for it: not for a call that is refused, or goes the general way."""
+    """Dropout whose seed is drawn when a plan asks for it: not for a call that is refused, or runs without a plan."""
 
     def __init__(self, dropout: Dropout) -> None:
         self.dropout = dropout
@@ -71,7 +71,7 @@ def attend(
     dropout: Dropout | None,
     backend: Backend | None,
 ) -> Tensor | None:
-    """The output of a call whose structure has a plan; None where the call must go the general way."""
+    """The output of a call whose structure has a plan; None where the call must run without a plan."""
     # in this order: a graph that has read `_shortcut` would be made anew once there is one
     if not is_compiling() and _shortcut is not None and dropout is None and backend is None:
         found = _shortcut(q, k, v, score, mask, positions, sink)

@@ -24,12 +24,12 @@ from regard.backends.native.launch import (
     natural_row_stats,
 )
 from regard.backends.native.lower_mask import lower_mask, mask_as_text, program_of_mask, why_no_program
-from regard.backends.native.lowered_anew import LoweredAnew
 from regard.backends.native.mask_text import has_function, why_not_text, with_recorded
 from regard.backends.native.modifiers.program import OPERAND_NAMES, described, in_graph, recorded_modifiers
 from regard.backends.native.modifiers.table import programmed, why_not_learned
+from regard.backends.native.per_call import PerCall
 from regard.backends.native.plan import ForwardPlan
-from regard.backends.native.plan_limits import repeats
+from regard.backends.native.plan_limits import serves_other_calls
 from regard.backends.native.products import gradients_of_product, needs_of_product, rows_made, with_product
 from regard.backends.native.ragged import RaggedPlan, ragged_plan
 from regard.backends.native.repeated_training_plan import RepeatedTrainingPlan
@@ -165,13 +165,13 @@ class Native(Backend):
         args = self._kernel_args(problem)
         if 0 in (*args.shape, *args.k.shape[-2:], args.v.shape[-1]):
             return None
-        anew = LoweredAnew.of(family, args, example)
-        if not repeats(family, args, example, anew):
+        per_call = PerCall.of(family, args, example)
+        if not serves_other_calls(family, args, example, per_call):
             return None
         if not training:
-            return ForwardPlan(family, args, example, anew)
-        repeated = anew.similarity is not None or anew.modifiers is not None
-        return (RepeatedTrainingPlan if repeated else TrainingPlan)(family, args, example, anew)
+            return ForwardPlan(family, args, example, per_call)
+        repeated = per_call.similarity is not None or per_call.modifiers is not None
+        return (RepeatedTrainingPlan if repeated else TrainingPlan)(family, args, example, per_call)
 
     def backward(
         self, problem: Problem, forward: ForwardResult, cotangents: Cotangents, needs: tuple[bool, ...]

@@ -47,7 +47,7 @@ class RepeatedSimilarity(ABC):
 
     @abstractmethod
     def fill(self, struct: Struct, leaves: Sequence[Tensor]) -> bool:
-        """Tells the struct of a call; whether it can: else the call must go the general way."""
+        """Tells the struct of a call; whether it can: else the call must run without a plan."""
 
     @abstractmethod
     def gradients(self, struct: Struct, leaves: Sequence[Tensor], wanted: Sequence[bool]) -> SimilarityGradients | None:

@@ -36,7 +36,8 @@ from regard.masks.of_rule import joined
 _STRIP = 1 << 20  # pairs that a mask is asked about at a time: 8 MB for each 64-bit number that it computes
 # operands of a mask that is a text: the positions of queries and keys, then the tensors of the mask
 MASK_TENSORS = tuple(f"mask_{n}" for n in range(2 + MOST))
-FEW = 16  # rows of a group below which the decoding kernel runs, where a mask written out is linear in the keys
+# below so many rows of a group a mask is written out as booleans, which the kernel of few rows reads; it reads no tiles
+MIN_ROWS_FOR_TILES = 16
 
 
 def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Any]:
@@ -189,7 +190,7 @@ def why_no_program(problem: Problem) -> str | None:
 
 
 def _few(frame: Frame, key_heads: int) -> bool:
-    return frame.heads // max(key_heads, 1) * frame.nq < FEW
+    return frame.heads // max(key_heads, 1) * frame.nq < MIN_ROWS_FOR_TILES
 
 
 def _without_pairs(mask: Mask, frame: Frame) -> dict[str, Any] | None:

@@ -38,16 +38,16 @@ from regard.backends.native.launch import (
     set_places,
     set_visible,
 )
-from regard.backends.native.lower_intervals import distances, lower_intervals, lower_rule
-from regard.backends.native.lowered_anew import LoweredAnew
+from regard.backends.native.lower_intervals import lower_intervals, lower_rule
 from regard.backends.native.modifiers.distance import near
+from regard.backends.native.per_call import PerCall, RuleBounds
 from regard.backends.native.repeated_mask import RepeatedMask
 from regard.core.deferred import DeferredRows
 from regard.core.positions import Span, counting, resolve_positions
 from regard.core.region import Frame
 from regard.scores.algebra import Score
 
-_BAD_INTERVAL = CODES["REGARD_BAD_INTERVAL"]  # the numbers of a mask are wrong: the general way says so
+_BAD_INTERVAL = CODES["REGARD_BAD_INTERVAL"]  # the numbers of a mask are wrong: the call without a plan says so
 _SEED = Packer("=Q")
 
 
@@ -79,7 +79,7 @@ class ForwardPlan:
     family      their kernels
     training    whether they will be differentiated
     axes        of their tensors
-    anew        what is lowered for each call
+    per_call    what is lowered for each call
     template    the struct of a call
     of_pairs    operands whose strides each call has its own of, and which of its leaves each is
     constants   what native/python/ fills in a struct from
@@ -90,17 +90,17 @@ class ForwardPlan:
     """
 
     def __init__(
-        self, family: KernelFamily, args: KernelArgs, example: Example, anew: LoweredAnew, training: bool = False
+        self, family: KernelFamily, args: KernelArgs, example: Example, per_call: PerCall, training: bool = False
     ) -> None:
         problem, out = example.problem, example.out
         self.family, self.training = family, training
         self.axes = CallAxes(problem.frame.batch, problem.frame.heads, problem.frame.headed, args.q.dim())
-        self.anew = anew
+        self.per_call = per_call
         results = {"out": self.axes.with_heads(out.float() if training else out)}
         if training:
             results["row_stats"] = empty_row_stats(args)
         struct = family.struct(problem, arguments(args, **results))
-        computed = args.operands.keys() & anew.names()
+        computed = args.operands.keys() & per_call.names()
         for name in computed:
             clear(struct, name)
         # what was made for this structure lives as long as the plan; the tensors of one call do not
@@ -109,13 +109,17 @@ class ForwardPlan:
         addresses = {t.data_ptr() for t in of_call}
         held = tuple([t for t in struct.held if t.data_ptr() not in addresses])
         # positions in tensors, and lengths that do not lie as the kernels read them, are lowered call by call
-        by_tensors = anew.rule and example.positions is not None and example.positions.span is None
-        found = VISIBLE if anew.intervals or anew.mask is not None or by_tensors else slice(0, 0)
-        offsets = [at for at in anew.leaves if not found.start <= at < found.stop]
+        by_tensors = per_call.rule and example.positions is not None and example.positions.span is None
+        found = VISIBLE if per_call.intervals_from_tensors or per_call.mask is not None or by_tensors else slice(0, 0)
+        offsets = [at for at in per_call.leaves if not found.start <= at < found.stop]
         self.template = CallTemplate.of(struct, held, offsets, example.leaves)
         self.of_pairs = tuple([(NAME_AT[at], n) for at, n in self.template.leaves if n in example.of_pairs])
         # a table of intervals has a row for each query: the caller's, whose number may not change, or one made for them
-        start = None if anew.rule or anew.intervals or "start" in computed else args.operands.get("start")
+        start = (
+            None
+            if per_call.rule or per_call.intervals_from_tensors or "start" in computed
+            else args.operands.get("start")
+        )
         of_caller = start is not None and start.data_ptr() in {t.data_ptr() for t in example.leaves}
         rebound = {name for name, _ in self.of_pairs}
         of_lengths = OF_LENGTHS & (args.operands.keys() - computed - rebound)
@@ -124,8 +128,8 @@ class ForwardPlan:
         self.constants = self._constants(example, family.pair_work(problem, args), queries, training)
         self.places: tuple[Any, tuple[Tensor, ...]] = None, ()
         self.framed: tuple[Any, Frame] = None, example.problem.frame
-        made = anew.modifiers is not None or anew.mask is not None
-        changing = anew.intervals or anew.places or made or self.of_lengths
+        made = per_call.modifiers is not None or per_call.mask is not None
+        changing = per_call.intervals_from_tensors or per_call.needs_positions or made or self.of_lengths
         whole = type(struct) is CallArguments  # native/python/ knows no other
         self.remembered = (
             whole and not changing and len(self.template.leaves) <= LEAVES and not args.number("threshold")
@@ -134,8 +138,7 @@ class ForwardPlan:
     def _constants(self, example: Example, pair_work: int, queries: int, training: bool) -> PlanArguments:
         """What bind() fills in a call's struct from."""
         problem, (*lead, _, dv) = example.problem, example.out.shape
-        rule = None if self.anew.mask is not None else beside_held(problem.mask).rule()
-        before, after = (0, 0) if rule is None else distances(rule)
+        bounds = self.per_call.rule or RuleBounds(0, 0, False)
         return PlanArguments(
             call=ctypes.addressof(self.template.struct),
             axes=self.axes.operand,
@@ -144,9 +147,9 @@ class ForwardPlan:
             dv=dv,
             pair_work=pair_work,
             thread_work=THREAD_WORK,
-            before=before,
-            after=after,
-            bounded=rule is not None and rule.compares_positions(),
+            before=bounds.before,
+            after=bounds.after,
+            bounded=bounds.positional,
             positional=problem.mask.compares_positions() or problem.score.compares_positions(),
             float_out=training,
             queries=queries,
@@ -155,8 +158,8 @@ class ForwardPlan:
         )
 
     def run(self, call: PlanInputs) -> Tensor | None:
-        """out; None where the call must go the general way, which says what is wrong, or looks at the mask anew."""
-        made = self._made(call, None)
+        """out; None where the call must run without a plan, which says what is wrong, or looks at the mask anew."""
+        made = self._run_kernel(call, None)
         return None if made is None else made[0]
 
     def remember(self, call: PlanInputs, score: Score, sink: Tensor | float | None, outlines: tuple[Any, ...]) -> None:
@@ -165,13 +168,15 @@ class ForwardPlan:
             given = call.q, call.k, call.v, score, call.mask, call.positions, sink
             direct().remember(ctypes.addressof(self.constants), self, outlines, *given)
 
-    def _made(self, call: PlanInputs, row_stats: Tensor | None) -> tuple[Tensor, Struct, tuple[Tensor, ...]] | None:
-        """out, and the struct of the call, which holds what it leads to besides the call's own tensors.
+    def _run_kernel(
+        self, call: PlanInputs, row_stats: Tensor | None
+    ) -> tuple[Tensor, Struct, tuple[Tensor, ...]] | None:
+        """Runs the kernel: out, the struct of the call, which holds what it leads to besides the call's own tensors.
 
         Third what it holds without the operands of modifiers that were made for this call.
         """
         q, k, v, leaves, nq, nk, _, positions, seed = call
-        anew, template = self.anew, self.template
+        per_call, template = self.per_call, self.template
         span = None if positions is None else positions.span or ()
         if span and span.by_sequence():
             span = ()  # shifts are a tensor here, which the call holds
@@ -186,23 +191,23 @@ class ForwardPlan:
             template.set_leaves(struct, leaves)
         if self.of_pairs:
             bind(call_of(struct), {name: leaves[n] for name, n in self.of_pairs})
-        if anew.similarity is not None and not anew.similarity.fill(struct, leaves):
+        if per_call.similarity is not None and not per_call.similarity.fill(struct, leaves):
             return None
-        if anew.places and span != ():
+        if per_call.needs_positions and span != ():
             self._set_places(struct, span or Span((0, nq), (0, nk), None))
-        if (anew.intervals or span == ()) and not self._look(struct, call):
+        if (per_call.intervals_from_tensors or span == ()) and not self._fill_intervals_and_positions(struct, call):
             return None
-        if anew.mask is not None and not self._set_mask(struct, call, anew.mask):
+        if per_call.mask is not None and not self._set_mask(struct, call, per_call.mask):
             return None
         held = struct.held
-        if anew.modifiers is not None:
-            operands = anew.modifiers.operands(self.frame(call), leaves)
+        if per_call.modifiers is not None:
+            operands = per_call.modifiers.operands(self.frame(call), leaves)
             if operands is None:
                 return None
             set_operands(struct, operands)
         if seed is not None:
-            # a call that is refused, or goes the general way, draws no seed
-            if anew.checked and call.mask.shape_error(self.axes.frame(call)) is not None:
+            # a call that is refused, or runs without a plan, draws no seed
+            if per_call.checks_mask_shape and call.mask.shape_error(self.axes.frame(call)) is not None:
                 return None
             _SEED.pack_into(struct, CallArguments.seed.offset, seed())
         code = template.entry(address, parallel())
@@ -224,7 +229,7 @@ class ForwardPlan:
             self.framed = numbers, last
         return last
 
-    def _look(self, struct: Struct, call: PlanInputs) -> bool:
+    def _fill_intervals_and_positions(self, struct: Struct, call: PlanInputs) -> bool:
         """Fills in what depends on the numbers in positions and in the mask; whether they are right."""
         nq, nk, rest = call.nq, call.nk, beside_held(call.mask)
         rule = rest.rule()
@@ -239,20 +244,20 @@ class ForwardPlan:
         frame = self.axes.frame(call)
         if call.mask.shape_error(frame) is not None:
             return False
-        if self.anew.intervals or self.anew.rule:
+        if self.per_call.intervals_from_tensors or self.per_call.rule:
             intervals = lower_intervals(rest, frame)
             if intervals is None:
                 return False
             set_visible(struct, intervals)
-        if self.anew.places:
-            if self.anew.distances and not near(frame.positions):
+        if self.per_call.needs_positions:
+            if self.per_call.positions_must_be_near and not near(frame.positions):
                 return False
             set_places(struct, frame.positions.q, frame.positions.k)
         return True
 
     def _set_mask(self, struct: Struct, call: PlanInputs, mask: RepeatedMask) -> bool:
         """Fills in what the kernels read of a mask that each call lowers; whether there is such a thing."""
-        # kept until the backward; where that is large, the general way lowers the mask again instead
+        # kept until the backward; where that is large, a call without a plan lowers the mask again instead
         most = call.q.nbytes + call.k.nbytes if self.training else math.inf
         found = mask.operands(self.frame(call), call.mask, most)
         if found is None:

@@ -6,7 +6,7 @@ from regard.backends.base import Example
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.call_operands import OF_POSITIONS, SCALES
 from regard.backends.native.families import KernelFamily
-from regard.backends.native.lowered_anew import LoweredAnew
+from regard.backends.native.per_call import PerCall
 from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 
@@ -14,15 +14,15 @@ _OF_CALLER = frozenset(("q", "k", "v", *(operand.name for operand in SCALES)))
 _MOST_KEPT = 1 << 20  # bytes made for a structure (intervals, tile maps) that are worth keeping
 
 
-def repeats(family: KernelFamily, args: KernelArgs, example: Example, anew: LoweredAnew) -> bool:
+def serves_other_calls(family: KernelFamily, args: KernelArgs, example: Example, per_call: PerCall) -> bool:
     """Whether a plan can serve other calls of the example's structure: all that varies is one of its inputs."""
     problem = example.problem
     if family.copied(problem):
         return False
-    repeated = [made for made in (anew.similarity, anew.modifiers) if made is not None]
+    repeated = [made for made in (per_call.similarity, per_call.modifiers) if made is not None]
     if not all(made.lasts for made in repeated):
         return False
-    names, computed = anew.names(), {n for made in repeated for n in made.tensors}
+    names, computed = per_call.names(), {n for made in repeated for n in made.tensors}
     given = [t.numbers if isinstance(t, Int8Rows) else t for t in example.given]
     for t, own in zip((args.q, args.k, args.v), given, strict=True):
         # converted, or read several times: then gradients are sums
@@ -33,8 +33,8 @@ def repeats(family: KernelFamily, args: KernelArgs, example: Example, anew: Lowe
     if example.positions is not None and not _follows_positions(example, args, names):
         return False
     scored = len(problem.score_tensors)
-    masked = range(scored, scored + len(problem.mask_tensors) if anew.of_mask else scored)
-    read = anew.leaves.values()
+    masked = range(scored, scored + len(problem.mask_tensors) if per_call.of_mask else scored)
+    read = per_call.leaves.values()
     addresses = [t.data_ptr() for n, t in enumerate(example.leaves) if n not in masked and n not in computed]
     # one tensor in two roles: the next call may have two
     if any(a not in read for a in addresses[example.spent :]) or len(set(addresses)) < len(addresses):

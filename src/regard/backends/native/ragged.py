@@ -23,7 +23,7 @@ from regard.sequences.ragged_call import RaggedCall
 
 _REPLACED = frozenset(("start", "stop", "q_at", "k_at"))  # by the rule, and by the positions of all sequences
 _OF_INTERVALS = frozenset(("start", "stop"))
-_LEFT = CODES["REGARD_BAD_POSITION"], CODES["REGARD_BAD_INTERVAL"]  # to the general way, which says what is wrong
+_LEFT = CODES["REGARD_BAD_POSITION"], CODES["REGARD_BAD_INTERVAL"]  # runs without a plan, where the error is raised
 
 
 class RaggedPlan:

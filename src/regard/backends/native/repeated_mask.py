@@ -47,7 +47,7 @@ class RepeatedMask:
         self._key_heads, self._room, self._placed = problem.key_heads, room_of_mask(problem), "q_at" in args.operands
 
     def operands(self, frame: Frame, mask: Mask, most: float) -> dict[str, Any] | None:
-        """The operands and numbers of a call's mask; None where the call must go the general way.
+        """The operands and numbers of a call's mask; None where the call must run without a plan.
 
         most: bytes that a mask may take which is written out pair by pair
         """
@@ -55,7 +55,7 @@ class RepeatedMask:
             return None
         try:
             found = lower_in_plan(mask, frame, self._key_heads, self._room, library().tile, most)
-        except Exception:  # of a person's code: the general way says which
+        except Exception:  # of a person's code: the call without a plan says which
             return None
         if found is None or bytes_of_pairs(found) > most:
             return None

@@ -13,7 +13,7 @@ from regard.backends.native.bind import bind
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.ffi import library
 from regard.backends.native.launch import clear, set_operands
-from regard.backends.native.lowered_anew import LoweredAnew
+from regard.backends.native.per_call import PerCall
 from regard.backends.native.training_plan import TrainingPlan
 
 
@@ -27,15 +27,15 @@ class RepeatedTrainingPlan(TrainingPlan):
     similarity, modifiers  what computes it; None: the first call's serves others
     """
 
-    def __init__(self, family: KernelFamily, args: KernelArgs, example: Example, anew: LoweredAnew) -> None:
-        super().__init__(family, args, example, anew)
-        self.similarity, self.modifiers = anew.similarity, anew.modifiers
+    def __init__(self, family: KernelFamily, args: KernelArgs, example: Example, per_call: PerCall) -> None:
+        super().__init__(family, args, example, per_call)
+        self.similarity, self.modifiers = per_call.similarity, per_call.modifiers
         self.backward_constants = None
 
     def run_for_backward(self, call: PlanInputs) -> ForwardResult | None:
         """The call, made: its out and row statistics, its struct with what that leads to, and its frame."""
         row_stats = self._empty_row_stats(call)
-        made = self._made(call, row_stats)
+        made = self._run_kernel(call, row_stats)
         if made is None:
             return None
         out, struct, held = made
@@ -56,7 +56,7 @@ class RepeatedTrainingPlan(TrainingPlan):
             written |= features.written
             learned.append((tensors, features.of_tensors))
         if self.modifiers is not None:
-            tensors, mask = self.modifiers.tensors, self.anew.mask
+            tensors, mask = self.modifiers.tensors, self.per_call.mask
             again = self.modifiers.gradients(forward.kernel[1], leaves, self._wanted(tensors))
             if again is None or (mask is not None and not mask.leaves_room(again.operands)):
                 return None

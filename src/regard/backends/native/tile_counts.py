@@ -19,7 +19,7 @@ class TileCounts(NamedTuple):
 
     skipped  hidden as intervals, a map of tiles, or the ranges of a program's whole numbers say: no pair is looked at
     hidden   hidden once their pairs were looked at: they cost no product where a program hides them
-    whole    seen by all of their queries: no pair is looked at
+    whole    seen by all of their queries
     mixed    the others
     """
 
@@ -30,7 +30,7 @@ class TileCounts(NamedTuple):
 
     @property
     def visited(self) -> int:
-        """Those of which more than the ranges are looked at."""
+        """All but those that are skipped."""
         return self.hidden + self.whole + self.mixed
 
 

@@ -20,7 +20,7 @@ from regard.backends.native.direct import direct
 from regard.backends.native.families import Gradients, KernelFamily
 from regard.backends.native.ffi import failure, library
 from regard.backends.native.launch import call_of, natural_row_stats, run_backward
-from regard.backends.native.lowered_anew import LoweredAnew
+from regard.backends.native.per_call import PerCall
 from regard.backends.native.plan import ForwardPlan
 from regard.core.state import RowStats
 
@@ -56,8 +56,8 @@ class TrainingPlan(ForwardPlan):
     backward_constants  what native/python/ fills in such a struct from; None: Python makes the backward
     """
 
-    def __init__(self, family: KernelFamily, args: KernelArgs, example: Example, anew: LoweredAnew) -> None:
-        super().__init__(family, args, example, anew, training=True)
+    def __init__(self, family: KernelFamily, args: KernelArgs, example: Example, per_call: PerCall) -> None:
+        super().__init__(family, args, example, per_call, training=True)
         learned, addresses = family.learned(example.problem), [t.data_ptr() for t in example.leaves]
         which = None if learned is None else addresses.index(learned.data_ptr())
         self.gradients = PlannedGradients.of(example.needs, which)
@@ -90,7 +90,7 @@ class TrainingPlan(ForwardPlan):
     def run_for_backward(self, call: PlanInputs) -> ForwardResult | None:
         """The call, made: its out and row statistics, and its struct with what that leads to."""
         row_stats = self._empty_row_stats(call)
-        made = self._made(call, row_stats)
+        made = self._run_kernel(call, row_stats)
         if made is None:
             return None
         out, struct, _ = made

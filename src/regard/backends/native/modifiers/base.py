@@ -89,7 +89,7 @@ class RepeatedModifiers(ABC):
 
     @abstractmethod
     def operands(self, frame: Frame, leaves: Sequence[Tensor]) -> dict[str, Tensor] | None:
-        """The operands of a call; None where the call must go the general way."""
+        """The operands of a call; None where the call must run without a plan."""
 
     @abstractmethod
     def gradients(self, frame: Frame, leaves: Sequence[Tensor], wanted: Sequence[bool]) -> RepeatedGradients | None:

@@ -129,7 +129,7 @@ class RepeatedOffsets(RepeatedModifiers):
         return None if table is None else OffsetGradients(leaves[self.tensors[0]].detach(), table, frame.heads, *wanted)
 
     def _table(self, frame: Frame) -> _Table | None:
-        """The table of a call; None where the kernels have none, and the general way says why.
+        """The table of a call; None where the kernels have none, and a call without a plan says why.
 
         The layers of a model have the same positions at each step: the last table is kept.
         """

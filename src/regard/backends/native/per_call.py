@@ -1,49 +1,62 @@
-"""What a plan lowers again for each of its calls."""
+"""The parts of a call's struct that a plan computes for each call."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from regard.backends.base import Example
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.call_operands import HELD, INTERVALS
 from regard.backends.native.families import KernelFamily, RepeatedSimilarity
 from regard.backends.native.held_masks import beside_held
+from regard.backends.native.lower_intervals import distances
 from regard.backends.native.modifiers.base import RepeatedModifiers
 from regard.backends.native.modifiers.table import measures_positions
 from regard.backends.native.repeated_mask import RepeatedMask, has_code
 from regard.call.problem import Problem
 
 
+class RuleBounds(NamedTuple):
+    """How far back and ahead the rule of a mask lets a query see; 0 where it sets no bound.
+
+    positional: whether it sets one.
+    """
+
+    before: int
+    after: int
+    positional: bool
+
+
 @dataclass(frozen=True, eq=False)
-class LoweredAnew:
-    """What depends on the numbers of a call, or on the code of a person's.
+class PerCall:
+    """What depends on the numbers in the tensors of a call, or on code that is not regard's.
 
     similarity  what makes the part of the struct of a similarity that is code; None: the first call's serves others
     modifiers   what makes the operands of the score's modifiers; None: they are the caller's own tensors, or shared
     mask        what makes the operands of a mask that is code, or that was written out from the numbers in its tensors
-    intervals   whether tensors of the mask, or positions, decide which interval of keys each query sees
-    rule        whether the mask has a rule, so that its intervals follow from a few numbers
-    places      whether something compares positions, which are operands then
-    distances   whether these must lie near each other, since a modifier measures their distances
-    checked     whether the mask has tensors, whose shapes are compared with the call's before a seed is drawn
-    leaves      addresses of what the first call's struct leads to besides q, k and v, and the caller has, by where they
-                stand in the struct
+    rule        of the mask beside the tensors that kernels read where they are: its bounds; None: it has no rule
+    intervals_from_tensors  whether tensors of the mask, or positions, decide which interval of keys each query sees
+    needs_positions         whether something compares positions, which are operands then
+    positions_must_be_near  each other, since a modifier measures their distances
+    checks_mask_shape       whether the mask has tensors, whose shapes are checked before a seed is drawn
+    leaves      the caller's tensors besides q, k and v that the first call's struct leads to: their addresses, by the
+                offset of the address in the struct
     """
 
     similarity: RepeatedSimilarity | None
     modifiers: RepeatedModifiers | None
     mask: RepeatedMask | None
-    intervals: bool
-    rule: bool
-    places: bool
-    distances: bool
-    checked: bool
+    rule: RuleBounds | None
+    intervals_from_tensors: bool
+    needs_positions: bool
+    positions_must_be_near: bool
+    checks_mask_shape: bool
     leaves: Mapping[int, int]
 
     @staticmethod
-    def of(family: KernelFamily, args: KernelArgs, example: Example) -> LoweredAnew:
+    def of(family: KernelFamily, args: KernelArgs, example: Example) -> PerCall:
         problem, mask = example.problem, example.problem.mask
         similarity = None if family.repeated_part is None else family.repeated_part(problem)
         modifiers = family.repeated(problem)
@@ -53,17 +66,18 @@ class LoweredAnew:
         written_out = not decided and any(t.data_ptr() not in leaves.values() for t in problem.mask_tensors)
         if written_out or has_code(mask):
             repeated = RepeatedMask(problem, args, modifiers)
-            return LoweredAnew(similarity, modifiers, repeated, False, False, *placed, True, leaves)
-        rule = beside_held(mask).rule() is not None
+            return PerCall(similarity, modifiers, repeated, None, False, *placed, True, leaves)
+        rule = beside_held(mask).rule()
         # intervals that have no rule follow from the numbers in positions, where there are any
-        by_positions = not rule and "start" in args.operands and example.positions is not None
+        by_positions = rule is None and "start" in args.operands and example.positions is not None
         intervals = decided or (by_positions and mask.compares_positions())
-        return LoweredAnew(similarity, modifiers, None, intervals, rule, *placed, bool(problem.mask_tensors), leaves)
+        bounds = None if rule is None else RuleBounds(*distances(rule), rule.compares_positions())
+        return PerCall(similarity, modifiers, None, bounds, intervals, *placed, bool(problem.mask_tensors), leaves)
 
     @property
     def of_mask(self) -> bool:
-        """Whether the mask's own tensors are read for each call, by none of their addresses."""
-        return self.mask is not None or self.intervals
+        """Whether the mask's tensors are lowered for each call, so that the struct has no address of them."""
+        return self.mask is not None or self.intervals_from_tensors
 
     def names(self) -> set[str]:
         """The operands that are made for each call."""
