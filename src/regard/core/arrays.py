@@ -154,8 +154,9 @@ def size(x: Any, name: str, least: int = 0) -> int:
 def numbers(x: list[Any] | tuple[Any, ...], name: str) -> tuple[int, ...]:
     """The integers in a list; an error, naming the argument, if it holds anything else: TypeError, or ValueError for
     one of more than 64 bits."""
-    if not set(map(type, x)) <= {int}:
-        if all(isinstance(n, Integral) and not isinstance(n, bool) for n in x):
+    kinds = set(map(type, x))
+    if not kinds <= {int}:
+        if bool not in kinds and all(isinstance(n, Integral) for n in x):
             return numbers([int(n) for n in x], name)
         raise TypeError(f"{name} is {x!r}; expected integers: a list of numbers, or a tensor.")
     far = [n for n in x if not -(2**63) <= n < 2**63]
