@@ -238,15 +238,15 @@ def flash_attn_with_kvcache(
             write_rows((k_cache, v_cache), (k, v), table, held)
         if _by_sequence(alibi_slopes) and batch:
             check_slopes(alibi_slopes, batch, q.shape[2])
-            pads = [None] * batch if cache_leftpad is None else cache_leftpad[:, None]
-            options = (softmax_scale, causal, window_size, softcap, rotary_interleaved)
-            parts = [
-                flash_attn_with_kvcache(
-                    *(q[b : b + 1], k_cache, v_cache, None, None, None, None, total[b : b + 1], None),
-                    *(pads[b], table[b : b + 1], *options, alibi_slopes[b], num_splits, True),
+            options: dict[str, Any] = {"causal": causal, "window_size": window_size, "softcap": softcap}
+            options |= {"softmax_scale": softmax_scale, "return_softmax_lse": True}
+            parts: list[Any] = []
+            for b in range(batch):
+                options |= {"cache_seqlens": total[b : b + 1], "block_table": table[b : b + 1]}
+                options["cache_leftpad"] = None if cache_leftpad is None else cache_leftpad[b : b + 1]
+                parts.append(
+                    flash_attn_with_kvcache(q[b : b + 1], k_cache, v_cache, alibi_slopes=alibi_slopes[b], **options)
                 )
-                for b in range(batch)
-            ]
             out, lse = (torch.cat(t) for t in zip(*parts, strict=True))
         else:
             mask, positions = _mask(causal, window_size), tail(nq, n, q.device)
