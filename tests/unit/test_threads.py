@@ -192,5 +192,5 @@ def test_another_thread_that_replaces_the_positions_of_a_plan_changes_no_call() 
             thread.join()
             return super().__getitem__(index)
 
-    plan.places = Replaced(plan.places)
+    plan.positions = Replaced(plan.positions)
     assert torch.equal(call(40), expected)

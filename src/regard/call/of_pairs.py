@@ -39,7 +39,7 @@ def check_of_pairs(problem: Problem, rows: int, keys: int) -> None:
 
 
 def check_mask_of_pairs(mask: Mask, frame: Frame, rows: int, keys: int) -> None:
-    """The same of a mask of others."""
+    """Raises Unsupported if what a mask of others answers for a pair depends on which other pairs it is asked about."""
     if _depends_on_others(mask, frame, rows, keys):
         raise Unsupported(_SAID.format("the mask", _IN_PARTS))
 

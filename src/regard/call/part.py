@@ -89,7 +89,7 @@ class QueriesAndKeys(PartOfCall):
         return t if self.rows is None else select(t, self.rows, axis)
 
     def of_keys(self, t: Tensor, axis: int = -1) -> Tensor:
-        """The same of keys."""
+        """What belongs to the part's keys, of a tensor with one entry a key along an axis."""
         return select(t, self.cols, axis)
 
     def of_pairs(self, t: Tensor, whole: Frame) -> Tensor:

@@ -16,6 +16,11 @@ def repeat_heads(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], dim=-3)
 
 
+def with_head_axis(x: Tensor) -> Tensor:
+    """(*batch, heads, n, d) as it is; (batch, n, d) and (n, d) with an axis of one head."""
+    return x if x.dim() > 3 else x.unsqueeze(-3)
+
+
 def sum_groups(x: Tensor, key_heads: int) -> Tensor:
     """The adjoint of repeat_heads: (*batch, h, n, d) summed over each group to (*batch, key_heads, n, d)."""
     if x.shape[-3] == key_heads:

@@ -25,8 +25,11 @@ _REAL = " A padding mask (True = a real token) becomes lengths by mask.sum(-1)."
 _IN_FRONT = " A padding mask (True = a real token) becomes numbers of padded tokens in front by (~mask).sum(-1)."
 
 
-class _WhenAsked:
-    """A field of Lengths whose tensor is made from numbers when it is first read, and kept in the instance."""
+class _LazyTensor:
+    """A field of Lengths whose tensor is made from numbers when it is first read, and kept in the instance.
+
+    The numbers (`_numbers`) are removed last: where they are gone, the tensors are there.
+    """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -36,7 +39,7 @@ class _WhenAsked:
             return None  # the default of the field
         own = mask.__dict__
         given = own.get("_numbers")
-        if given is None:  # another thread has just made it
+        if given is None:  # another thread has just made the tensors
             return own[self.name]
         if is_compiling():
             return _made(given[LENGTHS_FIELDS.index(self.name)])
@@ -105,9 +108,9 @@ class Lengths(Mask):
     positional: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
     states_pattern: ClassVar[bool] = True
-    keys: Tensor | None = cast(Any, _WhenAsked())
-    queries: Tensor | None = cast(Any, _WhenAsked())
-    first: Tensor | None = cast(Any, _WhenAsked())
+    keys: Tensor | None = cast(Any, _LazyTensor())
+    queries: Tensor | None = cast(Any, _LazyTensor())
+    first: Tensor | None = cast(Any, _LazyTensor())
 
     if TYPE_CHECKING:
 

@@ -196,12 +196,12 @@ class Structure(NamedTuple):
     needs     which of q, k, v and of the tensors of score, mask and sink have a gradient; None: none has
     stats     whether the row statistics are wanted besides the output; then nothing has a gradient
     outlines  of score, mask and sink
-    placed    of the positions; None where there are none
-    dropped   the probability of dropout; None where nothing is dropped
-    kept      how keys and values are kept that are no ordinary tensors
+    positions what outline_of_positions says of them; None where there are none
+    dropout_p the probability of dropout; None where nothing is dropped
+    storage   how keys and values are stored that are no ordinary tensors
     device    None: the CPU
-    lying     dtypes, and sizes but for the numbers of queries and keys
-    traced    what a graph of modifiers that a person wrote follows from of these; () where there are none
+    layout    dtypes, and sizes but for the numbers of queries and keys
+    sizes     those of the numbers of queries and keys that a program of code of others depends on; () without such code
     isa       what the environment says of it
     backend   the one that must run it; None: the first that can
     """
@@ -209,12 +209,12 @@ class Structure(NamedTuple):
     needs: tuple[bool, ...] | None
     stats: bool
     outlines: tuple[Any, Any, Any]
-    placed: Any
-    dropped: float | None
-    kept: tuple[type, int | None] | None
+    positions: Any
+    dropout_p: float | None
+    storage: tuple[type, int | None] | None
     device: torch.device | None
-    lying: tuple[Any, ...]
-    traced: tuple[Any, ...]
+    layout: tuple[Any, ...]
+    sizes: tuple[Any, ...]
     threads: int
     isa: Any
     backend: Any
@@ -224,12 +224,12 @@ def structure_of(
     q: Any, k: Any, v: Any, score: Score, mask: Mask, positions: Any, sink: Any, dropout: Any, backend: Any
 ) -> tuple[Structure, Leaves] | None:
     """A call's structure, and the tensors of score, mask and sink; None where no plan can serve such a call."""
-    kept = kept_alike(k, v)
-    given = (q,) if kept else (q, k, v)
+    deferred = kept_alike(k, v)
+    given = (q,) if deferred else (q, k, v)
     if transformed() or not _ordinary(*given) or len({t.device for t in given}) > 1:
         return None
     device = None if q.is_cpu else q.device
-    if device is not None and (kept or not q.is_cuda):
+    if device is not None and (deferred or not q.is_cuda):
         return None
     if q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
         return None
@@ -241,8 +241,8 @@ def structure_of(
     leaves = Leaves(0 if own else q.dim(), q.shape[-2], k.shape[-2])
     try:
         outlines = outline(score, leaves), outline(mask, leaves), outline(sink, leaves)
-        placed = None if positions is None else outline_of_positions(positions)
-        dropped = None if dropout is None else outline_of_dropout(dropout)
+        at = None if positions is None else outline_of_positions(positions)
+        p = None if dropout is None else outline_of_dropout(dropout)
     except Open:
         return None
     *q_lead, nq, q_width = q.shape
@@ -251,11 +251,11 @@ def structure_of(
     if v_count != nk:
         return None
     needs = tuple([t.requires_grad for t in (q, k, v, *leaves)]) if torch.is_grad_enabled() else ()
-    traced = sizes_traced(nq, nk) if own else ()
-    lying = (q.dtype, k.dtype, v.dtype, len(q_lead), len(k_lead), *q_lead, q_width, *k_lead, k_width, *v_lead, v_width)
+    sizes = sizes_traced(nq, nk) if own else ()
+    layout = (q.dtype, k.dtype, v.dtype, len(q_lead), len(k_lead), *q_lead, q_width, *k_lead, k_width, *v_lead, v_width)
     structure = Structure(
-        *(needs if True in needs else None, False, outlines, placed, dropped),
-        *(_form_of(k) if kept else None, device, lying, traced, torch.get_num_threads(), isa_written(), backend),
+        *(needs if True in needs else None, False, outlines, at, p),
+        *(_form_of(k) if deferred else None, device, layout, sizes, torch.get_num_threads(), isa_written(), backend),
     )
     return structure, leaves
 

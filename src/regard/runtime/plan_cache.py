@@ -22,6 +22,7 @@ from regard.core.dropout import Dropout
 from regard.core.functions import with_bound
 from regard.core.int8_rows import Int8Rows
 from regard.core.positions import Positions
+from regard.core.shapes import with_head_axis
 from regard.core.state import RowStats
 from regard.core.tracing import unseen_by_hooks, watched
 from regard.masks.algebra import Mask
@@ -134,7 +135,7 @@ def _plan_for(structure: Structure, arguments: AttentionArguments, leaves: Leave
         if known is None:
             return None
     if known.prepares:
-        q, k = cast(Similarity, score.stages[0]).prepare(_lift(q), _lift(k))
+        q, k = cast(Similarity, score.stages[0]).prepare(with_head_axis(q), with_head_axis(k))
     return known, PlanInputs(q, k, v, leaves, leaves.nq, leaves.nk, mask, positions, seed)
 
 
@@ -181,10 +182,6 @@ def clear() -> None:
         direct().forget()
 
 
-def _lift(t: Tensor) -> Tensor:
-    return t if t.dim() > 3 else t.unsqueeze(-3)
-
-
 def _learn(structure: Structure, arguments: AttentionArguments, leaves: Leaves) -> _Known | None:
     """Makes the plan of a structure, and keeps it; None is kept too."""
     # a seed that nobody will use is not drawn: torch's generator would have moved
@@ -212,7 +209,7 @@ def _planned(call: BoundCall, arguments: AttentionArguments, leaves: Leaves, str
     problem, (q, k, v) = call.problem, arguments[:3]
     frame, similarity = problem.frame, problem.similarity
     prepares = similarity.prepares()
-    if prepares and (isinstance(k, Int8Rows) or any(_lift(t).shape[:-3] != frame.batch for t in (q, k))):
+    if prepares and (isinstance(k, Int8Rows) or any(with_head_axis(t).shape[:-3] != frame.batch for t in (q, k))):
         return None
     q, k = (problem.q, problem.k) if prepares else (q, k)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A problem as the few operands that the native kernels read. A new mask touches nothing here."""
+"""A problem as the operands that the native kernels read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import regard.backends.native.abi as abi
 from regard.backends.native.abi import AXES
 from regard.backends.native.call_operands import NUMBERS, OF_MASK, PAIRS, PLACED
 from regard.backends.native.ffi import DTYPE_CODES
-from regard.backends.native.modifiers.distance import MOST, place
+from regard.backends.native.modifiers.distance import MOST, position_operands
 from regard.backends.native.modifiers.program import in_graph
 from regard.backends.native.modifiers.table import lower_modifiers, why_not_modifiers
 from regard.backends.native.products import why_no_product
@@ -156,7 +156,8 @@ def lower(
     found = {**with_places(mask, problem), **score, "scale": scale, "invariant": invariant}
     drop = problem.dropout
     if drop is not None:
-        found |= {"seed": drop.seed, "threshold": drop.threshold, "keep": drop.scale, **place(problem)}
+        found |= {"seed": drop.seed, "threshold": drop.threshold, "keep": drop.scale}
+        found |= position_operands(problem.frame.positions)
     if problem.sink is not None:
         found["sink"] = problem.sink.float()[..., None, None]
     if isinstance(k, Int8Rows) and isinstance(v, Int8Rows):
@@ -167,7 +168,7 @@ def lower(
 
 def with_places(mask: dict[str, Any], problem: Problem) -> dict[str, Any]:
     """What lower_mask says of a mask, and the positions of the call where the kernels compare it with them."""
-    return mask if PLACED.isdisjoint(mask) else {**mask, **place(problem)}
+    return mask if PLACED.isdisjoint(mask) else {**mask, **position_operands(problem.frame.positions)}
 
 
 def _similarity_operands(problem: Problem) -> tuple[Tensor, Tensor, Tensor, float]:

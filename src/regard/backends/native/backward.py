@@ -94,7 +94,7 @@ def _kinds_of_tensors(problem: Problem, count: int) -> list[str]:
 
 
 def _kinds_of_stage(stage: Score) -> list[str]:
-    """The same of the tensors of a part of a score."""
+    """What each tensor of a part of a score is to the kernels."""
     if isinstance(stage, (Additive, Elementwise)):
         return [learned_by_similarity(n) for n in range(len(stage.tensors()))]
     fields = _KINDS.get(type(stage), {}).items()

@@ -242,10 +242,3 @@ def clear(struct: Struct, operand: str) -> None:
 def _set_counts(call: CallArguments, operands: Mapping[str, Tensor]) -> None:
     for name in operands.keys() & COUNTS.keys():
         setattr(call, COUNTS[name].member, COUNTS[name].of(operands[name]))
-
-
-def set_places(struct: Struct, q: Tensor, k: Tensor) -> None:
-    """Tells a struct that begins with a call the positions of queries and keys, (*batch, n)."""
-    call = call_of(struct)
-    bind(call, {"q_at": q.long().contiguous(), "k_at": k.long().contiguous()})
-    struct.held += call.held

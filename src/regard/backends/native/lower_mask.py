@@ -1,6 +1,6 @@
 """Masks as the native kernels read them: intervals or a rule for them, documents, booleans, maps of tiles.
 
-A new mask touches nothing here.
+A new mask implements `rows`, `rule` or `visible` (masks/algebra.py); nothing changes here.
 """
 
 from __future__ import annotations

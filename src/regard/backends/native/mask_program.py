@@ -11,12 +11,10 @@ from torch import Tensor
 from regard.backends.native.modifiers.program import OPERAND_NAMES, operands_of_modifiers
 from regard.backends.native.modifiers.table import programmed
 from regard.backends.native.operands import full
-from regard.backends.native.programs.code import NotLowered
-from regard.backends.native.programs.graph import NotTraced
 from regard.backends.native.programs.lower import lower_mask_graph
+from regard.backends.native.programs.of_problem import made_or_reason
 from regard.backends.native.programs.structure import graph_of_mask
 from regard.call.problem import Problem
-from regard.core.errors import Unsupported
 from regard.core.region import Frame
 from regard.core.shapes import count_of
 from regard.masks.algebra import Cover, Mask
@@ -40,15 +38,10 @@ def mask_program(mask: Mask, frame: Frame, room: Callable[[], int]) -> MaskProgr
 
     room: how many tensors it may read
     """
-    try:
-        with torch.no_grad():
-            program = lower_mask_graph(graph_of_mask(mask, frame), frame, mask.tensors())
-    except (NotTraced, NotLowered) as why:
-        return str(why)
-    except Unsupported:
-        raise
-    except Exception as error:  # an operation called in a way that nobody foresaw: PyTorch knows it
-        return f"{type(error).__name__} was raised while its program was made ({error})"
+    with torch.no_grad():
+        program = made_or_reason(lambda: lower_mask_graph(graph_of_mask(mask, frame), frame, mask.tensors()))
+    if isinstance(program, str):
+        return program
     if program.operands and len(program.operands) > room():
         return f"it reads {len(program.operands)} tensors; the kernels have room for {room()}"
     return MaskProgram(program.rows, dict(zip(OPERAND_NAMES[::-1], program.operands, strict=False)))

@@ -35,15 +35,14 @@ from regard.backends.native.launch import (
     clear,
     empty_row_stats,
     set_operands,
-    set_places,
     set_visible,
 )
 from regard.backends.native.lower_intervals import lower_intervals, lower_rule
-from regard.backends.native.modifiers.distance import near
+from regard.backends.native.modifiers.distance import near, position_operands
 from regard.backends.native.per_call import PerCall, RuleBounds
 from regard.backends.native.repeated_mask import RepeatedMask
 from regard.core.deferred import DeferredRows
-from regard.core.positions import Span, counting, resolve_positions
+from regard.core.positions import Span, counted, resolve_positions
 from regard.core.region import Frame
 from regard.scores.algebra import Score
 
@@ -85,7 +84,7 @@ class ForwardPlan:
     constants   what native/python/ fills in a struct from
     of_lengths  whether the plan serves one number of queries and of keys only
     remembered  whether attend() of native/python/ may find it: only what C++ knows changes
-    places      the last span that was read as tensors, and these
+    positions   the last span that was read as tensors, and these as operands
     framed      the last frame, and the numbers that it follows from: all layers of a model have the same at each step
     """
 
@@ -126,7 +125,7 @@ class ForwardPlan:
         self.of_lengths = (start is not None and not of_caller) or bool(of_lengths)
         queries = problem.frame.nq if of_caller else 0
         self.constants = self._constants(example, family.pair_work(problem, args), queries, training)
-        self.places: tuple[Any, tuple[Tensor, ...]] = None, ()
+        self.positions: tuple[Any, dict[str, Tensor]] = None, {}
         self.framed: tuple[Any, Frame] = None, example.problem.frame
         made = per_call.modifiers is not None or per_call.mask is not None
         changing = per_call.intervals_from_tensors or per_call.needs_positions or made or self.of_lengths
@@ -194,7 +193,7 @@ class ForwardPlan:
         if per_call.similarity is not None and not per_call.similarity.fill(struct, leaves):
             return None
         if per_call.needs_positions and span != ():
-            self._set_places(struct, span or Span((0, nq), (0, nk), None))
+            self._set_positions(struct, span or Span((0, nq), (0, nk), None))
         if (per_call.intervals_from_tensors or span == ()) and not self._fill_intervals_and_positions(struct, call):
             return None
         if per_call.mask is not None and not self._set_mask(struct, call, per_call.mask):
@@ -252,7 +251,7 @@ class ForwardPlan:
         if self.per_call.needs_positions:
             if self.per_call.positions_must_be_near and not near(frame.positions):
                 return False
-            set_places(struct, frame.positions.q, frame.positions.k)
+            set_operands(struct, position_operands(frame.positions))
         return True
 
     def _set_mask(self, struct: Struct, call: PlanInputs, mask: RepeatedMask) -> bool:
@@ -267,10 +266,10 @@ class ForwardPlan:
         set_operands(struct, operands)
         return True
 
-    def _set_places(self, struct: Struct, span: Span) -> None:
+    def _set_positions(self, struct: Struct, span: Span) -> None:
         """Tells the struct the positions of a span as tensors, which the next call may need again."""
-        known, places = self.places  # once: another thread may replace it
+        known, operands = self.positions  # once: another thread may replace it
         if known != span[:2]:
-            places = counting(*span.q), counting(*span.k)
-            self.places = span[:2], places
-        set_places(struct, *places)
+            operands = position_operands(counted(*span[:2]))
+            self.positions = span[:2], operands
+        set_operands(struct, operands)

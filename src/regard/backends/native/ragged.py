@@ -13,8 +13,9 @@ from regard.backends.native.args import KernelArgs
 from regard.backends.native.bind import bind
 from regard.backends.native.call_operands import DIVIDED, RAGGED
 from regard.backends.native.ffi import failure, library, parallel
-from regard.backends.native.launch import THREAD_WORK, arguments, empty_out, keys_and_values, set_places
+from regard.backends.native.launch import THREAD_WORK, arguments, empty_out, keys_and_values, set_operands
 from regard.backends.native.lower_intervals import distances
+from regard.backends.native.modifiers.distance import position_operands
 from regard.call.problem import Problem
 from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
@@ -62,7 +63,7 @@ class RaggedPlan:
         each = {name: None if n is None else n.expand(sequences).long().contiguous() for name, n in numbers.items()}
         bind(struct, {"q_offsets": call.offsets.long().contiguous(), **each})
         if self.placed and at is not None:
-            set_places(struct, at.q, at.k)
+            set_operands(struct, position_operands(at))
         code = self.entry(ctypes.addressof(struct), self.parallel)
         if code in _LEFT:
             return None

@@ -26,7 +26,7 @@ from regard.backends.streaming.backward import Cotangents
 from regard.call.problem import Problem
 from regard.core.positions import Positions
 from regard.core.region import Frame
-from regard.core.shapes import repeat_heads
+from regard.core.shapes import repeat_heads, with_head_axis
 from regard.core.tracing import data_unavailable
 from regard.masks.algebra import Everything, Mask, View
 from regard.masks.dense import Dense
@@ -167,7 +167,7 @@ class _SdpaPlan(_SdpaCalls):
         """See base.Plan."""
         if not self.serves(call):
             return None
-        q, k, v = (_headed(t) for t in (call.q, call.k, call.v))
+        q, k, v = (with_head_axis(t) for t in (call.q, call.k, call.v))
         return _fused(q, k, v, None, self.causal, self.scale).reshape(*call.q.shape[:-1], call.v.shape[-1])
 
 
@@ -178,7 +178,7 @@ class _SdpaTrainingPlan(_SdpaCalls):
         """See base.TrainingPlan."""
         if not self.serves(call):
             return None
-        q, k, v = (_headed(t.detach()) for t in (call.q, call.k, call.v))
+        q, k, v = (with_head_axis(t.detach()) for t in (call.q, call.k, call.v))
         with torch.no_grad():
             found = fused_forward(q, k, v, self.causal, self.scale)
         if found is None:
@@ -193,14 +193,10 @@ class _SdpaTrainingPlan(_SdpaCalls):
         self, forward: ForwardResult, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
     ) -> tuple[Tensor | None, ...]:
         """See base.TrainingPlan."""
-        q, k, v, out, g_out = (_headed(t.detach()) for t in (*given, forward.out, g_out))
+        q, k, v, out, g_out = (with_head_axis(t.detach()) for t in (*given, forward.out, g_out))
         with torch.no_grad():
             found = forward.kernel.gradients(g_out, q, k, v, out, forward.saved)
         return tuple(g.reshape(t.shape) for g, t in zip(found, given, strict=True))
 
     def backward_of_saved(self, kernel: Any, saved: tuple[Tensor, ...], cotangent: Tensor) -> None:
         """There is no shorter way."""
-
-
-def _headed(t: Tensor) -> Tensor:
-    return t if t.dim() > 3 else t.unsqueeze(-3)

@@ -32,10 +32,9 @@ def _near(q: Tensor, k: Tensor) -> bool:
     return max(bounds) - min(bounds) < MOST
 
 
-def place(problem: Problem) -> dict[str, Tensor]:
+def position_operands(positions: Positions) -> dict[str, Tensor]:
     """Where queries and keys stand, for slopes, log distances, masks that compare positions, and dropout."""
-    at = problem.frame.positions
-    return {"q_at": at.q.long().contiguous(), "k_at": at.k.long().contiguous()}
+    return {"q_at": positions.q.long().contiguous(), "k_at": positions.k.long().contiguous()}
 
 
 class MeasuringModifier(KernelModifier[S]):
@@ -66,4 +65,6 @@ class DistancePenalties(MeasuringModifier[P]):
     @classmethod
     def lower(cls, problem: Problem, stages: Sequence[P]) -> dict[str, Any]:
         (stage,) = stages
-        return {name: by_head(getattr(stage, field)) for field, name in cls.learned().items()} | place(problem)
+        return {name: by_head(getattr(stage, field)) for field, name in cls.learned().items()} | position_operands(
+            problem.frame.positions
+        )

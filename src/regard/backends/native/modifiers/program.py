@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -12,14 +11,13 @@ from torch import Tensor
 from regard.backends.native.modifiers.base import KernelModifier, RepeatedGradients, RepeatedModifiers
 from regard.backends.native.operands import ANY, Axis, Count, KernelOperand
 from regard.backends.native.programs.code import NotLowered
-from regard.backends.native.programs.graph import NotTraced
 from regard.backends.native.programs.lower import Program, lower
+from regard.backends.native.programs.of_problem import ProgramsOfProblems
 from regard.backends.native.programs.operations import PROGRAM_OPERANDS
 from regard.backends.native.programs.record import record_modifiers
 from regard.backends.native.programs.structure import graph_of
 from regard.backends.native.programs.text import RecordedModifier
 from regard.call.problem import Problem
-from regard.core.errors import Unsupported
 from regard.core.region import Frame
 from regard.core.shapes import count_of
 from regard.core.tracing import data_unavailable, functorch, graphed, scripted, symbolic, watched
@@ -202,25 +200,10 @@ def operands_of_modifiers(problem: Problem) -> int:
     return max(PROGRAM_OPERANDS if isinstance(x, str) else len(x.operands) for x in found)
 
 
-# Of each problem the programs that were made, by which gradients are wanted, or why there is none.
-_found: WeakKeyDictionary[Problem, dict[tuple[bool, ...], Program | str]] = WeakKeyDictionary()
-
-
-def _program(problem: Problem, wanted: tuple[bool, ...] = ()) -> Program | str:
-    found = _found.setdefault(problem, {})
-    if wanted not in found:
-        found[wanted] = _lowered(problem, wanted)
-    return found[wanted]
-
-
-def _lowered(problem: Problem, wanted: tuple[bool, ...]) -> Program | str:
+def _lowered(problem: Problem, wanted: tuple[bool, ...]) -> Program:
     stages = cast("tuple[Modifier, ...]", problem.score.parts[1:])
     tensors = [t for stage in stages for t in stage.tensors()]
-    try:
-        return lower(graph_of(stages, problem.frame), problem.frame, tensors, wanted or (False,) * len(tensors))
-    except (NotTraced, NotLowered) as why:
-        return str(why)
-    except Unsupported:
-        raise
-    except Exception as error:  # an operation called in a way that nobody foresaw: PyTorch knows it
-        return f"{type(error).__name__} was raised while its program was made ({error})"
+    return lower(graph_of(stages, problem.frame), problem.frame, tensors, wanted or (False,) * len(tensors))
+
+
+_program = ProgramsOfProblems(_lowered)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.modifiers.base import by_head, number_by_head
-from regard.backends.native.modifiers.distance import MeasuringModifier, place
+from regard.backends.native.modifiers.distance import MeasuringModifier, position_operands
 from regard.backends.native.operands import EACH_KEY, EACH_QUERY, Axis, Count, KernelOperand, Sizes
 from regard.call.problem import Problem
 from regard.core.errors import ShapeError
@@ -63,7 +63,7 @@ class Slopes(MeasuringModifier[Alibi]):
     @classmethod
     def lower(cls, problem: Problem, stages: Sequence[Alibi]) -> dict[str, Any]:
         (stage,) = stages
-        points = place(problem) if stage.coordinates is None else _points(stage)
+        points = position_operands(problem.frame.positions) if stage.coordinates is None else _points(stage)
         return {"slopes": by_head(stage.slopes), **points}
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from regard.backends.native.programs.code import Code, Derivative, Instruction, NotLowered
-from regard.backends.native.programs.graph import Graph, Node, NotTraced
+from regard.backends.native.programs.graph import Graph, Node
 from regard.backends.native.programs.lower import Program, Rows, lower
 from regard.backends.native.programs.lowering import Lowering
+from regard.backends.native.programs.of_problem import ProgramsOfProblems
 from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERANDS
 from regard.backends.native.programs.reads import Read
 from regard.backends.native.programs.reverse import derivatives
@@ -79,27 +79,17 @@ class FeatureGraph:
         return lower(self.graph, self.frame, floats, wanted, _Features, _rows)
 
 
-# Of each problem the programs that were made, by which gradients are wanted, or why there is none.
-_found: WeakKeyDictionary[Problem, dict[tuple[bool, ...], Program | str]] = WeakKeyDictionary()
-
-
 def _program(problem: Problem, wanted: tuple[bool, ...]) -> Program | str:
     similarity = problem.similarity
     assert isinstance(similarity, Elementwise)
-    wanted = wanted or (False,) * len(similarity.inputs)
-    found = _found.setdefault(problem, {})
-    if wanted not in found:
-        found[wanted] = _lowered(problem, wanted)
-    return found[wanted]
+    return _programs(problem, wanted or (False,) * len(similarity.inputs))
 
 
-def _lowered(problem: Problem, wanted: tuple[bool, ...]) -> Program | str:
-    try:
-        return FeatureGraph.of(problem).lower(problem.similarity.tensors(), wanted)
-    except (NotTraced, NotLowered) as why:
-        return str(why)
-    except Exception as error:  # an operation called in a way that nobody foresaw: PyTorch knows it
-        return f"{type(error).__name__} was raised while its program was made ({error})"
+def _lowered(problem: Problem, wanted: tuple[bool, ...]) -> Program:
+    return FeatureGraph.of(problem).lower(problem.similarity.tensors(), wanted)
+
+
+_programs = ProgramsOfProblems(_lowered)
 
 
 def _rows(lowering: Lowering, result: int) -> Rows:

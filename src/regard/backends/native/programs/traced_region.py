@@ -1,4 +1,4 @@
-"""A region of which the recorder knows what is asked of it."""
+"""A region that records which indices, positions and tensors a function reads of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DIMS = {"h": -3, "i": -2, "j": -1}
 
 
 class TracedRegion(Region):
-    """A few queries and keys, of which the recorder knows what is asked of them."""
+    """A few queries and keys; the recorder notes what a function reads of them."""
 
     def __init__(self, frame: Frame, recorder: Recorder, more: tuple[int, int] = (0, 0)) -> None:
         """more: how many queries and keys there are beyond the usual ones."""
