@@ -13,9 +13,11 @@ from regard.backends.native.operands import (
     EACH_KEY_HEAD,
     EACH_QUERY,
     HEAD,
+    INSTRUCTION,
     KEY,
     ONE,
     QUERY,
+    WORD,
     Axis,
     Count,
     HeldMask,
@@ -27,8 +29,6 @@ from regard.masks.retained import Retained
 
 _KEY_OF_A_BLOCK = Axis("key of a block", lambda s: s.block[1], shared=False)
 _NUMBER = Axis("which", lambda s: None, shared=False)
-_INSTRUCTION = Axis("instruction", lambda s: None, shared=False)
-_OF_INSTRUCTION = Axis("number", lambda s: 6, shared=False)
 _GROUP_OF_HEADS = Axis("group of heads", lambda s: None, shared=False)
 _BOUND = "each query sees keys [start, stop); or a rule (documents: also both):"
 
@@ -96,7 +96,7 @@ PAIRS = (
         count=Count("bits_count", len),
     ),
     KernelOperand(
-        *("mask_code", torch.int32, (_INSTRUCTION, _OF_INSTRUCTION), "a program that says whether a pair is seen"),
+        *("mask_code", torch.int32, (INSTRUCTION, WORD), "a program that says whether a pair is seen"),
         of_lengths=True,
         ragged=True,
         of_positions=True,

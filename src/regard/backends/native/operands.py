@@ -54,6 +54,9 @@ BLOCK_OF_QUERIES = Axis("block of queries", lambda s: -(-s.nq // s.block[0]))
 BLOCK_OF_KEYS = Axis("block of keys", lambda s: -(-s.nk // s.block[1]))
 ONE = Axis("1", lambda s: 1)
 ANY = Axis("...", lambda s: None, shared=False)
+INSTRUCTION_WORDS = 6  # numbers of an instruction of a program: native/steps/program.h
+INSTRUCTION = Axis("instruction", lambda s: None, shared=False)
+WORD = Axis("number", lambda s: INSTRUCTION_WORDS, shared=False)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.modifiers.base import KernelModifier, RepeatedGradients, RepeatedModifiers
-from regard.backends.native.operands import ANY, Axis, Count, KernelOperand
+from regard.backends.native.operands import ANY, INSTRUCTION, INSTRUCTION_WORDS, WORD, Count, KernelOperand
 from regard.backends.native.programs.code import NotLowered
 from regard.backends.native.programs.lower import Program, lower
 from regard.backends.native.programs.of_problem import ProgramsOfProblems
@@ -23,8 +23,6 @@ from regard.core.shapes import count_of
 from regard.core.tracing import data_unavailable, functorch, graphed, scripted, symbolic, watched
 from regard.scores.algebra import Modifier
 
-_INSTRUCTION = Axis("instruction", lambda s: None, shared=False)
-_NUMBER = Axis("number", lambda s: 6, shared=False)
 OPERAND_NAMES = tuple(f"program_{n}" for n in range(PROGRAM_OPERANDS))
 
 
@@ -36,7 +34,7 @@ class Programs(KernelModifier[Modifier]):
     repeats = True
     operands = (
         KernelOperand(
-            *("program_code", torch.int32, (_INSTRUCTION, _NUMBER), "a program that modifies scores"),
+            *("program_code", torch.int32, (INSTRUCTION, WORD), "a program that modifies scores"),
             ragged=True,
             count=Count("program_count", len),
         ),
@@ -171,7 +169,7 @@ def _without_pairs(problem: Problem, wanted: Sequence[bool]) -> Program:
     """In the place of a program, for a call without pairs: it reads nothing."""
     tensors = [t for stage in problem.score.parts[1:] for t in stage.tensors()]
     return Program(
-        torch.empty(0, 6, dtype=torch.int32, device="cpu"),
+        torch.empty(0, INSTRUCTION_WORDS, dtype=torch.int32, device="cpu"),
         [],
         {},
         [t for t, want in zip(tensors, wanted, strict=True) if want],
