@@ -15,26 +15,38 @@ from regard.masks.algebra import Everything, Mask
 from regard.masks.of_rule import joined
 
 
-def held_operand(mask: Mask, frame: Frame) -> tuple[str, Tensor | None]:
-    """The operand that holds a mask, by name, and its tensor, with an axis of heads at least; None: none does."""
-    if type(mask) is PartMask:
-        whole = mask.part.frame(frame)
-        name, t = held_operand(mask.whole, whole)
-        return name, None if t is None else mask.part.of_pairs(t, whole)
-    for name, held in HELD.items():
-        if type(mask) is held.kind:
-            return name, full(held.tensor(mask, frame))
-    return "", None
+def held_and_rest(mask: Mask) -> tuple[dict[str, Mask], list[Mask]]:
+    """Of the masks that & joins those that an operand holds, by its name, one each; and the others."""
+    held: dict[str, Mask] = {}  # dict[...]() is nothing that torch.compile traces
+    rest: list[Mask] = []
+    for part in joined(mask):
+        name = _operand_of(part)
+        if name is None or name in held:
+            rest.append(part)
+        else:
+            held[name] = part
+    return held, rest
 
 
 def beside_held(mask: Mask) -> Mask:
-    """Those of the masks that & joins that no operand holds: what a plan reads again as intervals at each call."""
-    parts = joined(mask)
-    rest = [part for part in parts if not _is_held(part)]
-    return mask if len(rest) == len(parts) else reduce(and_, rest, Everything())
+    """What a plan reads again as intervals at each call: of the masks that & joins those that no operand holds."""
+    held, rest = held_and_rest(mask)
+    return reduce(and_, rest, Everything()) if held else mask
 
 
-def _is_held(mask: Mask) -> bool:
+def held_tensor(mask: Mask, frame: Frame) -> Tensor:
+    """What the operand of a mask holds, with an axis of heads at least."""
+    if type(mask) is PartMask:
+        whole = mask.part.frame(frame)
+        return mask.part.of_pairs(held_tensor(mask.whole, whole), whole)
+    return full(next(held for held in HELD.values() if type(mask) is held.kind).tensor(mask, frame))
+
+
+def _operand_of(mask: Mask) -> str | None:
+    """The operand that holds a mask, by name; None: no one does."""
     while type(mask) is PartMask:
         mask = mask.whole
-    return any(type(mask) is held.kind for held in HELD.values())
+    for name, held in HELD.items():
+        if type(mask) is held.kind:
+            return name
+    return None

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.backends.native.held_masks import held_operand
+from regard.backends.native.held_masks import held_and_rest, held_tensor
 from regard.backends.native.lower_intervals import lower_intervals
 from regard.backends.native.mask_program import MaskProgram, hidden_tiles, mask_program, room_of_mask
 from regard.backends.native.mask_text import MOST, has_function, why_not_text, with_recorded, write_mask
@@ -197,16 +197,9 @@ def _without_pairs(mask: Mask, frame: Frame) -> dict[str, Any] | None:
     """The mask as intervals, as tensors that the caller has, or both; None where that does not say it."""
     if type(mask) is Everything:
         return {}
-    found: dict[str, Any] = {}
-    others: list[Mask] = []
-    for part in joined(mask):
-        name, t = held_operand(part, frame)
-        if t is None or name in found:
-            others.append(part)
-        else:
-            found[name] = t
+    held, others = held_and_rest(mask)
     intervals = lower_intervals(reduce(and_, others), frame) if others else {}
-    return None if intervals is None else {**found, **intervals}
+    return None if intervals is None else {**{n: held_tensor(one, frame) for n, one in held.items()}, **intervals}
 
 
 def _tile_map(mask: Mask, frame: Frame, queries: int, keys: int) -> dict[str, Tensor]:
