@@ -29,9 +29,7 @@ class SoftCaps(KernelModifier[SoftCap]):
     @classmethod
     def why_not(cls, problem: Problem, stage: SoftCap) -> str | None:
         if not isinstance(stage.cap, Tensor) and not _LEAST <= stage.cap <= 1 / _LEAST:
-            return (
-                f"its soft cap lies from {_LEAST:g} to {1 / _LEAST:g}, since it is multiplied and divided by in float32"
-            )
+            return f"a soft cap of {stage.cap:g}; it has those from {_LEAST:.1g} to {1 / _LEAST:.1g}"
         between = (type(part) for part in problem.score.parts[2:-1])
         return "its soft cap comes first or last" if SoftCap in between else None
 
