@@ -50,7 +50,8 @@ class Dropout(Value):
             if self.p.dim():
                 raise TypeError(f"Dropout.p has shape {listed(self.p.shape)}; expected one number from 0 to 1.")
             object.__setattr__(self, "p", self.p.item())
-        if isinstance(self.seed, Integral):  # one of NumPy's has no room for the products of its bits
+        # an integer of NumPy's has no room for the products of its bits; the symbol of a graph must stay one
+        if isinstance(self.seed, Integral) and type(self.seed) is not int:
             object.__setattr__(self, "seed", int(self.seed))
         if not 0 <= self.p <= 1:
             raise ValueError(f"Dropout(p={self.p}): expected a probability from 0 to 1.")
