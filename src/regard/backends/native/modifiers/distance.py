@@ -65,6 +65,5 @@ class DistancePenalties(MeasuringModifier[P]):
     @classmethod
     def lower(cls, problem: Problem, stages: Sequence[P]) -> dict[str, Any]:
         (stage,) = stages
-        return {name: by_head(getattr(stage, field)) for field, name in cls.learned().items()} | position_operands(
-            problem.frame.positions
-        )
+        learned = {name: by_head(getattr(stage, field)) for field, name in cls.learned().items()}
+        return {**learned, **position_operands(problem.frame.positions)}
