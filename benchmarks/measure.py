@@ -20,7 +20,7 @@ from benchmarks.models import Greedy, Vectors
 from benchmarks.patched import Outputs
 from benchmarks.truth import Truth, exact
 
-TURNS = 7
+TURNS = 7  # at most, of each way; of several processes each has its share
 NEAR = 1.25  # ways that take at most so many times as long as the fastest, in a first trial, take turns with it
 
 
@@ -166,7 +166,7 @@ def _first_times(row: Row, workers: dict[str, Worker], seconds: float) -> list[t
 
 
 def _take_turns(row: Row, workers: dict[str, Worker], contenders: list[tuple[str, str]], seconds: float) -> None:
-    for turn in range(TURNS):
+    for turn in range(math.ceil(TURNS / row.case.processes)):
         for name, way in contenders:
             entry = row.entries[name]
             # what takes long has fewer turns
