@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.asked_process import begin
+from benchmarks.candidate_process import begin
 from benchmarks.candidates import TAKING_PART
 from benchmarks.measure import measure
 from benchmarks.picture import draw

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.architectures import Exact
-from benchmarks.asked_process import Lost, Worker
+from benchmarks.candidate_process import Lost, Worker
 from benchmarks.cases import Case
 from benchmarks.inputs import draw
 from benchmarks.models import Greedy, Vectors
@@ -93,9 +93,7 @@ def measure(case: Case, workers: dict[str, Worker], seconds: float) -> Row:
         return Row(case, math.nan, {name: Entry(why=why) for name in taking})
     entries: dict[str, Entry] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, worker in taking.items():
-            (Path(folder) / name).mkdir()
-            _tell(worker, "prepare", case=asdict(case), folder=f"{folder}/{name}")
+        _prepare(case, taking, folder)
         truth = exact(case, draw(case))
         for name, worker in taking.items():
             entries[name] = _checked(_heard(worker), truth)
@@ -110,11 +108,19 @@ def measure(case: Case, workers: dict[str, Worker], seconds: float) -> Row:
     return row
 
 
+def _prepare(case: Case, workers: dict[str, Worker], folder: str) -> None:
+    """Asks all candidates to make a case ready, and to write their results into a folder of their own."""
+    for name, worker in workers.items():
+        own = Path(folder) / name
+        own.mkdir(exist_ok=True)
+        _tell(worker, "prepare", case=asdict(case), folder=str(own))
+
+
 def _begin_anew(row: Row, workers: dict[str, Worker], folder: str) -> None:
     """Another process in the place of each, made ready; what one computes was checked in the first."""
-    for name, worker in workers.items():
+    for worker in workers.values():
         worker.end()
-        _tell(worker, "prepare", case=asdict(row.case), folder=f"{folder}/{name}")
+    _prepare(row.case, workers, folder)
     for name, worker in workers.items():
         answer, entry = _heard(worker), row.entries[name]
         if "answer" not in answer and entry.why is None:

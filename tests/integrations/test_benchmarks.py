@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import benchmarks.__main__ as command
 from benchmarks import candidates, cases, errors, looking, measure, report, tables, truth
-from benchmarks.asked_process import Lost, Worker, begin
+from benchmarks.candidate_process import Lost, Worker, begin
 from benchmarks.cases import Case
 from benchmarks.inputs import Inputs, draw
 from benchmarks.measure import Entry, Timed

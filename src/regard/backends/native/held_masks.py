@@ -16,7 +16,7 @@ from regard.masks.of_rule import joined
 
 
 def held_and_rest(mask: Mask) -> tuple[dict[str, Mask], list[Mask]]:
-    """Of the masks that & joins those that an operand holds, by its name, one each; and the others."""
+    """The masks that & joins: those that operands hold, one for each name of an operand, and the others."""
     held: dict[str, Mask] = {}  # dict[...]() is nothing that torch.compile traces
     rest: list[Mask] = []
     for part in joined(mask):
@@ -29,24 +29,21 @@ def held_and_rest(mask: Mask) -> tuple[dict[str, Mask], list[Mask]]:
 
 
 def beside_held(mask: Mask) -> Mask:
-    """What a plan reads again as intervals at each call: of the masks that & joins those that no operand holds."""
+    """The masks that & joins without those that operands hold: what a plan reads again as intervals at each call."""
     held, rest = held_and_rest(mask)
     return reduce(and_, rest, Everything()) if held else mask
 
 
-def held_tensor(mask: Mask, frame: Frame) -> Tensor:
-    """What the operand of a mask holds, with an axis of heads at least."""
+def held_tensor(name: str, mask: Mask, frame: Frame) -> Tensor:
+    """What the operand of this name holds of a mask, with an axis of heads at least."""
     if type(mask) is PartMask:
         whole = mask.part.frame(frame)
-        return mask.part.of_pairs(held_tensor(mask.whole, whole), whole)
-    return full(next(held for held in HELD.values() if type(mask) is held.kind).tensor(mask, frame))
+        return mask.part.of_pairs(held_tensor(name, mask.whole, whole), whole)
+    return full(HELD[name].tensor(mask, frame))
 
 
 def _operand_of(mask: Mask) -> str | None:
-    """The operand that holds a mask, by name; None: no one does."""
+    """The name of the operand that holds a mask; None if none does."""
     while type(mask) is PartMask:
         mask = mask.whole
-    for name, held in HELD.items():
-        if type(mask) is held.kind:
-            return name
-    return None
+    return next((name for name, held in HELD.items() if type(mask) is held.kind), None)

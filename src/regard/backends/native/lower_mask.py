@@ -199,7 +199,9 @@ def _without_pairs(mask: Mask, frame: Frame) -> dict[str, Any] | None:
         return {}
     held, others = held_and_rest(mask)
     intervals = lower_intervals(reduce(and_, others), frame) if others else {}
-    return None if intervals is None else {**{n: held_tensor(one, frame) for n, one in held.items()}, **intervals}
+    if intervals is None:
+        return None
+    return {name: held_tensor(name, part, frame) for name, part in held.items()} | intervals
 
 
 def _tile_map(mask: Mask, frame: Frame, queries: int, keys: int) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The process of a candidate, as the one that measures sees it: asked, heard, and stopped in between."""
+"""The process of a candidate: started, asked questions, and stopped between its answers."""
 
 from __future__ import annotations
 
