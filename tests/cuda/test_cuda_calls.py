@@ -271,6 +271,15 @@ def test_autocast() -> None:
 
 
 @needs_cuda
+def test_functions_that_draw_on_the_gpu_are_refused() -> None:
+    """The generator of a GPU is another than the CPU's."""
+    q = torch.randn(1, 2, 12, 8, device=DEVICE, requires_grad=True)
+    drawn_there = rg.Where(lambda b, h, i, j: torch.rand(12, 12, device=DEVICE) > 0.3)
+    with pytest.raises(rg.Unsupported, match="draws random numbers"):
+        rg.attention(q, q, q, mask=drawn_there, backend=rg.Tiled())
+
+
+@needs_cuda
 @pytest.mark.parametrize("mask", [rg.Causal(), rg.Window(before=9, after=0)], ids=str)
 def test_compiled(mask: rg.Mask) -> None:
     call = lambda q, k, v: rg.attention(q, k, v, mask=mask) * 2  # noqa: E731
