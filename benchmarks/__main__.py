@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.candidate_process import begin
 from benchmarks.candidates import TAKING_PART
-from benchmarks.measure import measure
+from benchmarks.measure import Row, measure
 from benchmarks.picture import draw
 from benchmarks.report import Report, against, markdown, share
 from benchmarks.report import time as shown
@@ -54,11 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report(table, processor(), chosen(), options.threads, flops, read, versions, missing)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
+        if options.resume:
+            report.rows = _rows_of_before(report, output / f"{name}.json")
     try:
         print(markdown(report).split("\n\n| case")[0], flush=True)
         if output is None:
             print("A part of the table: it is printed, not written; --output FOLDER would write it.", flush=True)
-        for case in cases:
+        measured = [row.case for row in report.rows]
+        for case in [case for case in cases if case not in measured]:
             start = time.perf_counter()
             report.rows.append(measure(case, workers, options.seconds))
             print(_line(report, time.perf_counter() - start), flush=True)
@@ -70,6 +73,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if output is not None:
         _write(report, output, name)
     return int(any(row.refused for row in report.rows))
+
+
+def _rows_of_before(report: Report, file: Path) -> list[Row]:
+    """What an interrupted run of the same candidates on the same processor has written."""
+    before = Report.load(file)
+    for what in ("processor", "isa", "threads", "versions"):
+        if getattr(before, what) != getattr(report, what):
+            raise SystemExit(
+                f"{file} has other {what}, {getattr(before, what)}; expected {getattr(report, what)}: write into "
+                "another folder, or leave out --resume."
+            )
+    return before.rows
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         "--threads", type=int, default=torch.get_num_threads(), help="of each candidate (default %(default)s)"
     )
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="where to write (default benchmarks/results)")
+    parser.add_argument("--resume", action="store_true", help="keep the cases that an interrupted run wrote there")
     parser.add_argument("--redraw", action="store_true", help="write page and picture again from the numbers there")
     return parser
 

@@ -20,7 +20,9 @@ from benchmarks.models import Greedy, Vectors
 from benchmarks.patched import Outputs
 from benchmarks.truth import Truth, exact
 
-TURNS = 7  # at most, of each way; of several processes each has its share
+TURNS = 7  # at most, of each way; of several processes each has its share, but for candidates that are CLOSE
+CLOSE = 1.05  # times as long as the other: candidates of which chance could say which one is faster
+TRIALS = 3  # before the turns, of each of several ways
 NEAR = 1.25  # ways that take at most so many times as long as the fastest, in a first trial, take turns with it
 
 
@@ -157,7 +159,9 @@ def _first_times(row: Row, workers: dict[str, Worker], seconds: float) -> list[t
         for way, timed in list(entry.ways.items()):
             timed.first = _turn(entry, worker, way, 1)
             if timed.first < seconds / 10:
-                timed.first = _turn(entry, worker, way, max(3, int(seconds / 20 / timed.first)))
+                calls = max(3, int(seconds / 20 / timed.first))
+                trials = TRIALS if len(entry.ways) > 1 else 1
+                timed.first = statistics.median(_turn(entry, worker, way, calls) for _ in range(trials))
             if row.case.passes != "forward" or row.case.what == "unsorted":
                 timed.memory = _asked(entry, worker, "memory", way=way)
         if entry.best is not None:
@@ -172,13 +176,23 @@ def _first_times(row: Row, workers: dict[str, Worker], seconds: float) -> list[t
 
 
 def _take_turns(row: Row, workers: dict[str, Worker], contenders: list[tuple[str, str]], seconds: float) -> None:
-    for turn in range(math.ceil(TURNS / row.case.processes)):
+    for turn in range(TURNS):
+        close = _close(row)
+        if turn >= math.ceil(TURNS / row.case.processes) and not close:
+            return
         for name, way in contenders:
             entry = row.entries[name]
             # what takes long has fewer turns
-            if way in entry.ways and turn < max(1, round(2 * seconds / entry.ways[way].first)):
+            if way in entry.ways and turn < max(TRIALS if close else 1, round(2 * seconds / entry.ways[way].first)):
                 calls = max(1, round(seconds / TURNS / entry.ways[way].first))
                 entry.ways[way].turns.append(_turn(entry, workers[name], way, calls))
+
+
+def _close(row: Row) -> bool:
+    """Whether the fastest peer takes as long as regard, to a few hundredths, by the turns so far."""
+    ours = row.entries["regard"].seconds if "regard" in row.entries else math.nan
+    peer = min((e.seconds for name, e in row.entries.items() if name != "regard" and e.ways), default=math.nan)
+    return peer < CLOSE * ours and ours < CLOSE * peer
 
 
 def _ask_for_parts(row: Row, workers: dict[str, Worker]) -> None:

@@ -183,6 +183,23 @@ def test_ways_that_come_near_the_fastest_take_turns() -> None:
     assert measure._first_times(found, {"regard": Steady()}, 0.8) == [("regard", "fast"), ("regard", "near")]
 
 
+@pytest.mark.parametrize(("theirs", "turns"), [(0.103, 7), (0.2, 3)])
+def test_candidates_that_are_close_take_more_turns(theirs: float, turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Steady:
+        def __init__(self, seconds: float) -> None:
+            self.seconds = seconds
+
+        def ask(self, action: str, **_: object) -> dict[str, object]:
+            return {"answer": self.seconds if action == "time" else None}
+
+    monkeypatch.setattr(Case, "processes", 3)
+    found = row(tables.INFERENCE[2], regard=0.1, torch=theirs)
+    found.entries = {name: Entry(ways={"": Timed(0.0)}) for name in ("regard", "torch")}
+    workers = {"regard": Steady(0.1), "torch": Steady(theirs)}
+    measure._take_turns(found, workers, measure._first_times(found, workers, 1.0), 1.0)
+    assert {len(entry.ways[""].turns) for entry in found.entries.values()} == {turns}
+
+
 def test_processes_that_begin_anew_share_the_turns(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     processes, take_turns = set[int](), measure._take_turns
 
@@ -404,6 +421,31 @@ def test_first_word_names_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert asked == [candidates.TAKING_PART[table] for table in ("generation", "training", "inference")]
     shown = capsys.readouterr().out
     assert all(f"# {table}: regard" in shown for table in ("Generation", "Training", "Inference"))
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cases that were written are not measured again; numbers of another machine are no part of the table."""
+    measured: list[Case] = []
+
+    def taken(case: Case, *_: object) -> measure.Row:
+        measured.append(case)
+        return row(case, regard=0.1)
+
+    monkeypatch.setattr(command, "begin", lambda *_: ({}, {}))
+    monkeypatch.setattr(command, "measure", taken)
+    for what in ("peak", "bandwidth"):
+        monkeypatch.setattr(command, what, lambda threads: 1e9)
+    monkeypatch.setattr(command, "chosen", lambda: "avx2")
+    cases = tables.TABLES["training"]
+    command.main(["training", cases[0].name, "--output", str(tmp_path)])
+    before = len(measured)
+    assert 0 < before < len(cases)
+    command.main(["training", "--output", str(tmp_path), "--resume"])
+    assert len(measured) == len(cases) and all(map(measured.__contains__, cases))
+    assert len(Report.load(tmp_path / "training.json").rows) == len(cases)
+    monkeypatch.setattr(command, "chosen", lambda: "base")
+    with pytest.raises(SystemExit, match="has other isa, avx2; expected base"):
+        command.main(["training", "--output", str(tmp_path), "--resume"])
 
 
 @needs_kernels
