@@ -1,6 +1,9 @@
-"""DispatchMode: what sees every operation of torch while it is open."""
+"""DispatchMode: what sees every operation of torch while it is open; the arguments of such an operation."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,3 +18,13 @@ class DispatchMode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+def mapped(args: Any, fn: Callable[[Any], Any]) -> Any:
+    """Arguments of an operation with fn of each; lists stay lists."""
+    return type(args)(mapped(x, fn) if isinstance(x, (list, tuple)) else fn(x) for x in args)
+
+
+def flat(args: Any) -> list[Any]:
+    """Arguments of an operation, those in lists too."""
+    return [y for x in args for y in (flat(x) if isinstance(x, (list, tuple)) else [x])]

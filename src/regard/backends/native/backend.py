@@ -25,7 +25,7 @@ from regard.backends.native.launch import (
 )
 from regard.backends.native.lower_mask import lower_mask, mask_as_text, program_of_mask, why_no_program
 from regard.backends.native.mask_text import has_function, why_not_text, with_recorded
-from regard.backends.native.modifiers.program import OPERAND_NAMES, described, in_graph, recorded_modifiers
+from regard.backends.native.modifiers.program import OPERAND_NAMES, described_modifiers, in_graph, recorded_modifiers
 from regard.backends.native.modifiers.table import programmed, why_not_learned
 from regard.backends.native.per_call import PerCall
 from regard.backends.native.plan import ForwardPlan
@@ -204,7 +204,7 @@ class Native(Backend):
         if rows_made(own):
             found["rows"] = "of q and k, which the score's function makes once, in PyTorch"
         if programmed(problem) and 0 not in problem.frame.shape:
-            found["modifiers as"] = described(problem)
+            found["modifiers as"] = described_modifiers(problem)
         held = {name: mask.described for name, mask in HELD.items()}
         kinds = {**held, "tiles": "a map of tiles", "mask_code": program_of_mask(problem)}
         forms = [said for name, said in kinds.items() if name in args]

@@ -12,11 +12,10 @@ from regard.backends.native.modifiers.program import OPERAND_NAMES, operands_of_
 from regard.backends.native.modifiers.table import programmed
 from regard.backends.native.operands import full
 from regard.backends.native.programs.lower import lower_mask_graph
-from regard.backends.native.programs.of_problem import made_or_reason
+from regard.backends.native.programs.of_problem import described, made_or_reason
 from regard.backends.native.programs.structure import graph_of_mask
 from regard.call.problem import Problem
 from regard.core.region import Frame
-from regard.core.shapes import count_of
 from regard.masks.algebra import Cover, Mask
 
 
@@ -29,8 +28,7 @@ class MaskProgram:
 
     def described(self) -> str:
         """For `explain`."""
-        read = f", which reads {count_of(len(self.operands), 'tensor')}" if self.operands else ""
-        return f"a program of {count_of(len(self.rows), 'instruction')}{read}"
+        return described(self.rows, self.operands)
 
 
 def mask_program(mask: Mask, frame: Frame, room: Callable[[], int]) -> MaskProgram | str:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from regard.core.dispatch_mode import DispatchMode
+from regard.core.dispatch_mode import DispatchMode, flat, mapped
 from regard.core.pair_indexing import PairIndexing
 from regard.core.region import Region
 from regard.core.shapes import listed
@@ -91,7 +91,7 @@ class _Recorder(DispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotRecorded(f"{func} draws random numbers")
         out = func(*args, **kwargs)
-        args, kwargs = _mapped(args, self.node_of), {name: self.node_of(x) for name, x in kwargs.items()}
+        args, kwargs = mapped(args, self.node_of), {name: self.node_of(x) for name, x in kwargs.items()}
         read = [x for x in flat((*args, *kwargs.values())) if isinstance(x, Node)]
         if not read or func in _CONSTANTS:
             return out
@@ -195,7 +195,7 @@ def _value_of(x: Any, given: dict[str, Tensor], known: dict[Node, Any]) -> Any:
             given[x.args[0]]
             if x.op is None
             else x.op(
-                *_mapped(x.args, lambda arg: _value_of(arg, given, known)),
+                *mapped(x.args, lambda arg: _value_of(arg, given, known)),
                 **{name: _value_of(arg, given, known) for name, arg in x.kwargs.items()},
             )
         )
@@ -224,13 +224,3 @@ def each_pair(fn: Callable[..., Tensor], at: Region, *scores: Tensor) -> Tensor:
         run = torch.vmap(run, in_dims=(0,) * len(scores) + dims)
     with PairIndexing():
         return run(*scores, *index)
-
-
-def _mapped(args: Any, fn: Callable[[Any], Any]) -> Any:
-    """Arguments of an operation with fn of each; lists stay lists."""
-    return type(args)(_mapped(x, fn) if isinstance(x, (list, tuple)) else fn(x) for x in args)
-
-
-def flat(args: Any) -> list[Any]:
-    """Arguments of an operation, those in lists too."""
-    return [y for x in args for y in (flat(x) if isinstance(x, (list, tuple)) else [x])]

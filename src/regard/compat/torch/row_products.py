@@ -11,8 +11,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from regard.compat.torch.pair_functions import ATEN, Node, NotRecorded, Sizes, evaluate, flat, record
+from regard.compat.torch.pair_functions import ATEN, Node, NotRecorded, Sizes, evaluate, record
 from regard.core.attributes import Unknown, as_method
+from regard.core.dispatch_mode import flat
 
 _MOST = 1024
 # of functions that add no such product, as far as was seen, to scores of keys of a dtype

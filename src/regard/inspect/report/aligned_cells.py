@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from regard.inspect.report.alignment import NONE, Alignment
 from regard.inspect.report.axis import Axis
+from regard.inspect.report.columns import cell_of_each
 from regard.inspect.report.element import CELLS
 from regard.inspect.report.layer import Layer
 
@@ -86,7 +87,7 @@ def pooled(layer: Layer, row_edges: Tensor, col_edges: Tensor) -> Layer:
     rows, cols = len(row_edges) - 1, len(col_edges) - 1
     maps = torch.zeros(layer.heads, rows, cols, dtype=torch.float64, device="cpu")
     seen = torch.zeros(rows, cols, dtype=torch.float64, device="cpu")
-    row, col = (_cell_of_each(edges) for edges in (row_edges, col_edges))
+    row, col = (cell_of_each(edges) for edges in (row_edges, col_edges))
     first = 0
     for weights, visible in layer.strips():
         here = row[first : first + weights.shape[1]]
@@ -102,11 +103,6 @@ def pooled(layer: Layer, row_edges: Tensor, col_edges: Tensor) -> Layer:
         row_edges=row_edges,
         col_edges=col_edges,
     )
-
-
-def _cell_of_each(edges: Tensor) -> Tensor:
-    """The number of the cell that each token lies in."""
-    return torch.arange(len(edges) - 1, dtype=torch.int64, device="cpu").repeat_interleave(edges.diff())
 
 
 @dataclass(frozen=True, eq=False)

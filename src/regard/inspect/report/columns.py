@@ -135,7 +135,7 @@ def _joined_maps(layers: Sequence[Any], places: Sequence[Tensor], nq: int, nk: i
     size, some = total.new_zeros(*total.shape[:2], 1), torch.zeros(rows, cols, dtype=torch.int64, device="cpu")
     start = 0
     for layer, place in zip(layers, places, strict=True):
-        row_of, cell_of = _cell_of(layer.row_edges), _cell_of(layer.col_edges)
+        row_of, cell_of = cell_of_each(layer.row_edges), cell_of_each(layer.col_edges)
         column, width = place * cols // nk, layer.col_edges.diff()[cell_of]
         spread = total.new_zeros(*layer.maps.shape[:2], cols).index_add_(2, column, layer.maps[..., cell_of] / width)
         seen = some.new_zeros(len(layer.cells), cols).index_add_(1, column, layer.cells[:, cell_of].long())
@@ -148,6 +148,6 @@ def _joined_maps(layers: Sequence[Any], places: Sequence[Tensor], nq: int, nk: i
     return total / size.clamp(min=1), some > 0
 
 
-def _cell_of(edges: Tensor) -> Tensor:
-    """The cell of each token."""
+def cell_of_each(edges: Tensor) -> Tensor:
+    """The number of the cell that each token lies in."""
     return torch.arange(len(edges) - 1, dtype=torch.int64, device="cpu").repeat_interleave(edges.diff())

@@ -12,14 +12,13 @@ from regard.backends.native.modifiers.base import KernelModifier, RepeatedGradie
 from regard.backends.native.operands import ANY, INSTRUCTION, INSTRUCTION_WORDS, WORD, Count, KernelOperand
 from regard.backends.native.programs.code import NotLowered
 from regard.backends.native.programs.lower import Program, lower
-from regard.backends.native.programs.of_problem import ProgramsOfProblems
+from regard.backends.native.programs.of_problem import ProgramsOfProblems, described
 from regard.backends.native.programs.operations import PROGRAM_OPERANDS
 from regard.backends.native.programs.record import record_modifiers
 from regard.backends.native.programs.structure import graph_of
 from regard.backends.native.programs.text import RecordedModifier
 from regard.call.problem import Problem
 from regard.core.region import Frame
-from regard.core.shapes import count_of
 from regard.core.tracing import data_unavailable, functorch, graphed, scripted, symbolic, watched
 from regard.scores.algebra import Modifier
 
@@ -182,12 +181,11 @@ def _operands(program: Program) -> dict[str, Tensor]:
     return {"program_code": program.rows, **dict(zip(OPERAND_NAMES, program.operands, strict=False))}
 
 
-def described(problem: Problem) -> str:
+def described_modifiers(problem: Problem) -> str:
     """The program of a call that has one, for `explain`."""
     found = _program(problem)
     assert isinstance(found, Program), found
-    read = f", which reads {count_of(len(found.operands), 'tensor')}" if found.operands else ""
-    return f"a program of {count_of(len(found.rows), 'instruction')}{read}"
+    return described(found.rows, found.operands)
 
 
 def operands_of_modifiers(problem: Problem) -> int:

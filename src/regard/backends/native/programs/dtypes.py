@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.programs.code import MOST_INT, NotLowered
-from regard.backends.native.programs.graph import Node, flat, name_of
+from regard.backends.native.programs.graph import Node, name_of
+from regard.core.dispatch_mode import flat
 from regard.core.dtypes import HALF
 
 Numbered = Node | Tensor

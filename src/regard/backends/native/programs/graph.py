@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from regard.core.dispatch_mode import flat, mapped
 from regard.core.region import Frame, Region
 from regard.core.value import number_key
 
@@ -174,15 +175,6 @@ class Values:
                 fn = torch.vmap(fn, in_dims=tuple([None if t.shape[axis] == 1 else 0 for t in given]))
         found = fn(*(t.reshape([n for n in t.shape[:dims] if n != 1] + list(t.shape[dims:])) for t in given))
         return found.reshape([*sizes, *x.shape])
-
-
-def mapped(args: Any, fn: Callable[[Any], Any]) -> Any:
-    """Arguments of an operation with fn of each; lists stay lists."""
-    return type(args)(mapped(x, fn) if isinstance(x, (list, tuple)) else fn(x) for x in args)
-
-
-def flat(args: Any) -> list[Any]:
-    return [y for x in args for y in (flat(x) if isinstance(x, (list, tuple)) else [x])]
 
 
 @lru_cache(1024)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.programs.code import MOST_INT, NotLowered
-from regard.backends.native.programs.graph import Node, flat, name_of
+from regard.backends.native.programs.graph import Node, name_of
 from regard.backends.native.programs.lowering import Lowering
 from regard.backends.native.programs.reads import Read, axes_of
+from regard.core.dispatch_mode import flat
 
 MOST_NUMBERS = 256  # of a pair that an operation reads or makes
 

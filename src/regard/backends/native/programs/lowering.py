@@ -11,9 +11,10 @@ from torch import Tensor
 
 from regard.backends.native.programs.code import MOST_INT, Code, Instruction, NoRoom, NotLowered
 from regard.backends.native.programs.dtypes import NARROW, check_dtypes
-from regard.backends.native.programs.graph import Node, Values, flat, name_of
+from regard.backends.native.programs.graph import Node, Values, name_of
 from regard.backends.native.programs.operations import PROGRAM_OPERANDS
 from regard.backends.native.programs.reads import Range, Read, broadcasts, extent, number_of, widened
+from regard.core.dispatch_mode import flat
 
 SEVERAL = "several numbers of a pair"  # of handlers, the one for a node that is computed of them
 

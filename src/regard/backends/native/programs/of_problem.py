@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -11,6 +11,7 @@ from regard.backends.native.programs.graph import NotTraced
 from regard.backends.native.programs.lower import Program
 from regard.call.problem import Problem
 from regard.core.errors import Unsupported
+from regard.core.shapes import count_of
 
 Made = TypeVar("Made")
 
@@ -28,6 +29,12 @@ def made_or_reason(make: Callable[[], Made]) -> Made | str:
         raise
     except Exception as error:  # of a use of an operation that is not supported here, and which PyTorch may support
         return f"{type(error).__name__} was raised while its program was made ({error})"
+
+
+def described(rows: Sized, operands: Sized) -> str:
+    """A program for `explain`: how many instructions it has, and how many tensors it reads."""
+    read = f", which reads {count_of(len(operands), 'tensor')}" if operands else ""
+    return f"a program of {count_of(len(rows), 'instruction')}{read}"
 
 
 class ProgramsOfProblems:

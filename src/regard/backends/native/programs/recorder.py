@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from regard.backends.native.programs.compositions import COMPOSED
-from regard.backends.native.programs.graph import Node, NotTraced, flat, mapped
-from regard.core.dispatch_mode import DispatchMode
+from regard.backends.native.programs.graph import Node, NotTraced
+from regard.core.dispatch_mode import DispatchMode, flat, mapped
 from regard.core.tracing import unseen_by_hooks
 from regard.core.value import number_key
 from regard.scores.algebra import Modifier

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from regard.backends.native.programs.code import NotLowered
 from regard.backends.native.programs.dtypes import MOVED, check_dtypes
-from regard.backends.native.programs.graph import Node, flat, mapped, name_of
+from regard.backends.native.programs.graph import Node, name_of
 from regard.backends.native.programs.indexing import MOST_NUMBERS, numbers_of_each, rows_indexed
 from regard.backends.native.programs.lowering import Lowering, Made
 from regard.backends.native.programs.reads import Read
+from regard.core.dispatch_mode import flat, mapped
 
 OF_SEVERAL = " of several numbers"  # of handlers, those of reductions
 

@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.backends.native.programs.graph import SIZES, Graph, Node, NotTraced, flat
+from regard.backends.native.programs.graph import SIZES, Graph, Node, NotTraced
+from regard.core.dispatch_mode import flat
 from regard.core.region import Region
 from regard.core.value import Value
 from regard.masks.algebra import Mask
