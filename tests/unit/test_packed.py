@@ -66,6 +66,7 @@ def test_every_form_comes_back(form: str, rest: tuple[int, ...]) -> None:
 def test_forms_agree_for_any_lengths(lengths: list[int]) -> None:
     parts = sequences(3, lengths=lengths)
     p = pack(parts)
+    assert pack(p.padded(), p.lengths) == pack(p.padded(), lengths) == Packed(p.values, lengths)
     assert pack(p.padded(), p.lengths) == pack(p.values, cu_seqlens=p.cu_seqlens) == pack(p.nested()) == p
     assert p.padded().shape == (len(lengths), max(lengths), 3)
 

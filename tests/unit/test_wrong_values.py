@@ -288,7 +288,8 @@ rg.heads.carried(model)  # carried needs given; it has model, given, tokenizer.
 """  # noqa: E501
 
 SOURCES = """
-rg.pack(x, lengths=[3, 9])  # lengths is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__): write torch.tensor(...).
+rg.pack(x, lengths=[3, 9])  # lengths [3, 9]; expected 0 to 5, the padded length of x.
+rg.pack(x, lengths=[3, 2.0])  # lengths is [3, 2.0]; expected integers: a list of numbers, or a tensor.
 rg.pack(x, lengths=torch.tensor([3]))  # x has shape (2, 5, 12), lengths (1,); expected (batch, n, ...) and (batch,).
 rg.pack(x, cu_seqlens=torch.tensor([0, 3]))  # lengths [3] do not divide 2 tokens; expected their sum.
 rg.pack(x, attention_mask=bool_mask)  # pack has no argument 'attention_mask'; write lengths=mask.sum(-1), where the padding is at the end.

@@ -45,7 +45,7 @@ class Packed(Value):
 
     def __post_init__(self) -> None:
         values = arrays.tensor(self.values, "Packed.values")
-        lengths = arrays.integers(self.lengths, "Packed.lengths", _REAL)
+        lengths = _of_each(self.lengths, "Packed.lengths")
         if values.dim() < 1 or lengths.dim() != 1:
             raise ShapeError(
                 f"Packed has values of shape {listed(values.shape)}, lengths {listed(lengths.shape)}; "
@@ -116,7 +116,8 @@ def pack(x: Any, lengths: Any = None, *, cu_seqlens: Any = None) -> Packed:
     """Sequences of unequal lengths as one Packed, from one of four forms. Differentiable.
 
     pack([a, b, ...])                a list of tensors (n_i, ...)
-    pack(x, lengths)                 x (batch, n, ...) padded at the end, the first lengths[b] tokens of each are real
+    pack(x, lengths)                 x (batch, n, ...) padded at the end, the first lengths[b] tokens of each are real;
+                                     lengths are integers, a tensor (batch,) or a list
     pack(x)                          a nested tensor of torch with layout=torch.jagged, (batch, n*, ...)
     pack(x, cu_seqlens=offsets)      x (total, ...) that is packed already, offsets (batch + 1,) from 0 to total
 
@@ -147,7 +148,7 @@ def pack(x: Any, lengths: Any = None, *, cu_seqlens: Any = None) -> Packed:
                 f"cu_seqlens is {offsets.tolist()}; expected (batch + 1,), from 0 to the number of tokens."
             )
         return Packed(x, offsets.diff())
-    lengths = arrays.integers(lengths, "lengths", _REAL).to(x.device)
+    lengths = _of_each(lengths, "lengths").to(x.device)
     if x.dim() < 2 or tuple(lengths.shape) != (x.shape[0],):
         raise ShapeError(
             f"x has shape {listed(x.shape)}, lengths {listed(lengths.shape)}; expected (batch, n, ...) and (batch,)."
@@ -166,6 +167,13 @@ def unpack(packed: Packed) -> list[Tensor]:
     if not isinstance(packed, Packed):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"packed is {kind_of(packed)}; expected a Packed, which pack(...) makes.")
     return list(packed.values.split(packed.lengths.tolist()))
+
+
+def _of_each(lengths: Any, name: str) -> Tensor:
+    """The length of each sequence as int64; TypeError for other numbers than integers."""
+    if isinstance(lengths, (list, tuple)):
+        return torch.tensor(arrays.numbers(lengths, name), dtype=torch.int64, device="cpu")
+    return arrays.integers(lengths, name, _REAL)
 
 
 def _of_list(sequences: Sequence[Any], given: bool) -> Packed:
