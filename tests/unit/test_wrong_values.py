@@ -242,6 +242,7 @@ rg.look(q, q, facts=(rg.facts.Top(0),))  # Top(k=0): expected 1 key or more.
 rg.look(q, q, facts=(rg.facts.Map(0, 3),))  # Map(rows=0, cols=3): expected 1 cell or more each way.
 rg.look(q, q, facts=(rg.facts.Rows([9]),))  # Rows.rows holds [9]; there are 5 queries.
 rg.look(q, q, facts=(rg.facts.Rows(),))  # Rows needs rows.
+rg.look(q, q, facts=(rg.facts.Mass(torch.arange(5) * 10**9),))  # Mass.groups holds 4000000000, and the answer has a column for each number from 0 to that; of 5 keys expected groups that are numbered one after another: torch.unique(groups, return_inverse=True)[1].
 rg.look(q, q)[rg.facts.Received()]  # 'Received() was not computed; this look has Entropy(), MaxScore().'
 rg.look(q, q, facts=None)  # facts is None; expected a tuple of facts, such as facts=(Entropy(),).
 rg.look(q, q, facts=(f for f in [rg.facts.Entropy()]))  # facts is a generator; expected a tuple of facts

@@ -11,12 +11,14 @@ from torch import Tensor
 import regard.core.arrays as arrays
 from regard.call.problem import Problem
 from regard.core.region import Frame, Region
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.core.state import RowStats
 from regard.core.value import Value
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, Sum, by_row, by_row_of_many, room, sum_keys
 from regard.masks.positional import Window
+
+MOST_GROUPS = 1 << 16  # for fewer keys than that
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Mass(Fact[Tensor]):
     """Σ of p_ij over each group of keys, (*batch, h, nq, g).
 
     groups: integers (nk,) or (*batch, nk), the number of each key's group from 0 to g - 1; -1 = in none.
-    Raises TypeError for other dtypes, ValueError for a number below -1, ShapeError where they do not fit the call.
+    Raises TypeError for other dtypes, ValueError for a number below -1, ShapeError where they do not fit the call, or
+    where a number is larger than 65,535 and than the number of keys.
 
     >>> import regard as rg
     >>> x = torch.zeros(1, 8)
@@ -79,9 +82,19 @@ class Mass(Fact[Tensor]):
             return None
         *lead, n = self.groups.shape if self.groups.dim() else (-1,)
         if n == frame.nk and tuple(lead) in ((), frame.batch):
-            return None
+            return self._too_many(frame.nk)
         fits = f"({frame.nk},)" + (f" or {listed((*frame.batch, frame.nk))}" if frame.batch else "")
         return f"Mass.groups has shape {listed(self.groups.shape)}; expected {fits}."
+
+    def _too_many(self, nk: int) -> str | None:
+        """Why an answer with a column for each number would hold more than the weights, most of them 0."""
+        if self.count <= max(nk, MOST_GROUPS):
+            return None
+        return (
+            f"Mass.groups holds {self.count - 1}, and the answer has a column for each number from 0 to that; of "
+            f"{count_of(nk, 'key')} expected groups that are numbered one after another: "
+            "torch.unique(groups, return_inverse=True)[1]."
+        )
 
     def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Tensor]:
         numbers = torch.arange(self.count, device=problem.q.device, dtype=torch.int64)
