@@ -239,6 +239,7 @@ rg.look(q, q, facts="entropy")  # facts holds a str; expected facts, such as Ent
 rg.look(q, q, facts=rg.facts.Entropy)  # facts is the class Entropy; expected a tuple of values: facts=(Entropy(),).
 rg.look(q, q, facts=[rg.facts.Entropy])  # facts holds the class Entropy, not one of its values; write Entropy().
 rg.look(q, q, facts=(rg.facts.Top(0),))  # Top(k=0): expected 1 key or more.
+rg.look(q, q, facts=(rg.facts.Top(10**9),))  # Top(k=1000000000) has room for 1000000000 keys of each query; expected at most the 5 there are.
 rg.look(q, q, facts=(rg.facts.Map(0, 3),))  # Map(rows=0, cols=3): expected 1 cell or more each way.
 rg.look(q, q, facts=(rg.facts.Rows([9]),))  # Rows.rows holds [9]; there are 5 queries.
 rg.look(q, q, facts=(rg.facts.Rows(),))  # Rows needs rows.

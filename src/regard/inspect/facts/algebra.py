@@ -111,6 +111,9 @@ class Fact(Value, Generic[T]):
         return None
 
 
+MOST_OF_FEW_KEYS = 1 << 16  # numbers that an answer may have for each query, where there are fewer keys
+
+
 def room(problem: Problem, *shape: int, fill: float = 0, dtype: torch.dtype | None = None) -> Tensor:
     """A tensor (*batch, h, *shape) filled with one number, in the accumulation dtype unless another is passed."""
     lead = problem.q.shape[:-2]

@@ -15,10 +15,18 @@ from regard.core.shapes import count_of, listed
 from regard.core.state import RowStats
 from regard.core.value import Value
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
-from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, Sum, by_row, by_row_of_many, room, sum_keys
+from regard.inspect.facts.algebra import (
+    MOST_OF_FEW_KEYS,
+    Accumulator,
+    Fact,
+    ScoreTile,
+    Sum,
+    by_row,
+    by_row_of_many,
+    room,
+    sum_keys,
+)
 from regard.masks.positional import Window
-
-MOST_GROUPS = 1 << 16  # for fewer keys than that
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,7 @@ class Mass(Fact[Tensor]):
 
     def _too_many(self, nk: int) -> str | None:
         """Why an answer with a column for each number would hold more than the weights, most of them 0."""
-        if self.count <= max(nk, MOST_GROUPS):
+        if self.count <= max(nk, MOST_OF_FEW_KEYS):
             return None
         return (
             f"Mass.groups holds {self.count - 1}, and the answer has a column for each number from 0 to that; of "

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.call.problem import Problem
+from regard.core.region import Frame
 from regard.core.state import RowStats
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
-from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, Sum, by_row, room
+from regard.inspect.facts.algebra import MOST_OF_FEW_KEYS, Accumulator, Fact, ScoreTile, Sum, by_row, room
 
 
 @dataclass(frozen=True)
@@ -190,9 +191,11 @@ class TopKeys(NamedTuple):
 @answers_wrong_calls({"n": "write Top(k)"})
 @dataclass(frozen=True)
 class Top(Fact[TopKeys]):
-    """The k heaviest keys of each row, TopKeys, and the mass of all other keys. Raises ValueError for k < 1.
+    """The k heaviest keys of each row, TopKeys, and the mass of all other keys.
 
     They are ranked by score, so that weights too small for their dtype keep their order; equal ones have any order.
+    Where a query sees fewer than k keys, -1 fills the rest, with the weight 0.
+    Raises ValueError for k < 1, ShapeError for more than 65,536 where there are fewer keys than k.
 
     >>> import regard as rg
     >>> q, k = torch.ones(1, 1), torch.tensor([[2.0], [0.0], [4.0]]).log()
@@ -208,6 +211,11 @@ class Top(Fact[TopKeys]):
             raise TypeError(f"Top.k is {kind_of(self.k)}; expected a number of keys.")
         if self.k < 1:
             raise ValueError(f"Top(k={self.k}): expected 1 key or more.")
+
+    def shape_error(self, frame: Frame) -> str | None:
+        if self.k <= max(frame.nk, MOST_OF_FEW_KEYS):
+            return None
+        return f"Top(k={self.k}) has room for {self.k} keys of each query; expected at most the {frame.nk} there are."
 
     def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[TopKeys]:
         scores = room(problem, problem.frame.nq, self.k, fill=-math.inf)
