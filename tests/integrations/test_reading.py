@@ -198,6 +198,14 @@ def vit() -> torch.nn.Module:
     return transformers.ViTModel(transformers.ViTConfig(image_size=12, patch_size=4, **sizes))
 
 
+def test_features_that_were_taken_for_an_image() -> None:
+    """(1, n, d) could be an image of one channel; the error says so, and what to write."""
+    layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    with pytest.raises(ValueError, match=r"of shape \(1, 5, 16\) came for an image.* raised AssertionError.*record"):
+        rg.look(model, torch.randn(1, 5, 16))
+
+
 def test_an_image_reaches_the_model() -> None:
     model, pixels = vit().eval(), torch.randn(3, 12, 12)
     report = rg.look(model, pixels)

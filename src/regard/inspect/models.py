@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.arrays import of_numbers
+from regard.core.shapes import listed
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.reading import Progress, Tokenizer, is_ids, model_name, model_report, observed, tokenizer_for
@@ -127,7 +128,17 @@ def _image_report(
     by_name = getattr(model, "main_input_name", None) == "pixel_values"
     start = time.perf_counter()
     inputs, named = ((), {"pixel_values": pixels}) if by_name else ((pixels,), {})
-    tape = observed(model, Report.FACTS if facts is None else facts, progress, *inputs, **named)
+    try:
+        tape = observed(model, Report.FACTS if facts is None else facts, progress, *inputs, **named)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        if not isinstance(image, Tensor) or len(image) > 1:
+            raise
+        raise ValueError(
+            f"a tensor of shape {listed(image.shape)} came for an image, (channels, height, width) or (1, ...), and "
+            f"{type(model).__name__} raised {type(error).__name__} ({error}). An input that is no image goes to "
+            "record: with rg.record(model, rg.Report.FACTS) as tape: model(x), then rg.Report.of(tape.calls, "
+            "title=..., model=...)."
+        ) from error
     picture = _picture(model, pixels, tape)
     return Report.of(
         tape.calls,
