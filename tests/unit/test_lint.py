@@ -121,6 +121,19 @@ def test_empty_rows() -> None:
     assert not linted(mask=rg.Dense(mask) | rg.Prefix(1))
 
 
+def test_positions_that_differ_between_sequences() -> None:
+    """As in decoding with a cache of ragged lengths: nothing is found in a call that is right."""
+    q, (k, v) = torch.randn(2, 4, 1, 16), torch.randn(2, 2, 4, 7, 16)
+    real = torch.arange(7) < torch.tensor([7, 3])[:, None]
+    mask, at = rg.Causal() & rg.Dense(real[:, None, None, :]), rg.tail(1, [7, 3])
+    assert not rg.lint(q, k, v, mask=mask, positions=at)
+    late = rg.Dense(torch.ones(2, 1, 5, 7) > 0) & rg.Window(before=None, after=1)
+    at = rg.Positions(torch.stack([torch.arange(5), torch.arange(5) + 1]), torch.arange(7))
+    found = rg.lint(torch.randn(2, 4, 5, 16), k, v, mask=late, positions=at, within=rg.Causal())
+    assert found.names == ("future leak", "beyond Causal()")
+    assert [defect.number for defect in found] == [10, 10]  # a pair that any sequence shows, of 5 in each
+
+
 def test_empty_rows_by_a_bias_in_one_head() -> None:
     bias = torch.zeros(H, N, N)
     bias[1, 3] = -math.inf
@@ -227,6 +240,10 @@ def test_beyond_what_a_mask_should_stay_within() -> None:
     assert only(found, "beyond Window(before=9, after=0)").number == 29 + 30
     with pytest.raises(rg.ShapeError, match=r"Dense\.allowed"):
         linted(within=rg.Dense(torch.ones(3, 4) > 0))
+    with pytest.raises(rg.ShapeError, match="positions are not given"):
+        rg.lint(q[..., :1, :], k, v, within=rg.Causal())
+    with pytest.raises(TypeError, match=r"within is a Tensor of .*; write Dense"):
+        linted(within=torch.ones(N, N) > 0)
 
 
 def test_a_mask_as_a_bias() -> None:

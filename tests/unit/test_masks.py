@@ -81,6 +81,8 @@ def leaf(size: Size, which: int, seed: int) -> Mask:
         lambda: rg.Dilated(int(integers(1, 5))),
         lambda: rg.Lengths(keys=integers(0, nk + 1, *BATCH)),
         lambda: rg.Lengths(keys=integers(0, nk + 1), queries=integers(0, nq + 1, *BATCH)),
+        lambda: rg.Lengths(first=integers(0, nk + 1, *BATCH), queries=integers(0, nq + 1, *BATCH)),
+        lambda: rg.Lengths(first=integers(0, nk + 1, *BATCH), keys=integers(0, nk + 1)),
         lambda: rg.Documents(*sorted_ids[:2]),
         lambda: rg.Documents(*sorted_ids[2:]),
         lambda: rg.Documents(sorted_ids[0], sorted_ids[3]),
@@ -97,7 +99,7 @@ def leaf(size: Size, which: int, seed: int) -> Mask:
     return makers[which % len(makers)]()
 
 
-LEAVES = 25
+LEAVES = 27
 
 
 def _dense_maker(shape: tuple[int, ...], g: torch.Generator) -> Callable[[], Mask]:

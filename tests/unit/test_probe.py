@@ -147,6 +147,17 @@ def test_a_layer_that_does_not_see_the_first_copy_has_no_score() -> None:
     assert not rg.heads.probe(Local(0), length=15).scores["duplicate-token"][0].isnan().any()
 
 
+def test_a_mask_that_is_written_out() -> None:
+    """One of two axes, queries and keys alone, gives the scores of Causal()."""
+    model = Local(1)
+    stated = rg.heads.probe(model, length=12)
+    model.masks = [rg.Dense(torch.ones(24, 24).tril() > 0)]
+    written = rg.heads.probe(model, length=12)
+    assert written.ids == stated.ids
+    for kind in KINDS:
+        torch.testing.assert_close(written.scores[kind.name], stated.scores[kind.name])
+
+
 def placed(places: int) -> Local:
     """A model that has so many positions, and a start token."""
     model = Local(1)

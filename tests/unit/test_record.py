@@ -237,6 +237,20 @@ def test_inputs_are_copies() -> None:
         rg.look(torch.ones(2, 8), torch.ones(2, 8), facts=(rg.facts.Inputs(),))
 
 
+def test_positions_are_copies() -> None:
+    """A static cache often moves one tensor in place from step to step."""
+    layer, at = rg.nn.MultiHeadAttention(8, heads=2), torch.tensor([3])
+    with rg.record(layer, (*FACTS, rg.facts.Inputs())) as tape, torch.no_grad():
+        for _ in range(3):
+            layer(
+                torch.ones(1, 1, 8), torch.ones(1, 9, 8), mask=rg.Causal(), positions=rg.Positions(at, torch.arange(9))
+            )
+            at += 1
+    assert [call.view.frame.positions.q.tolist() for call in tape] == [[3], [4], [5]]
+    assert [call[rg.facts.Inputs()].positions.q.tolist() for call in tape] == [[3], [4], [5]]
+    assert [call.view.counts().unique().tolist() for call in tape] == [[4], [5], [6]]
+
+
 class ByItself(nn.Module):
     """Attention that multiplies and normalises by itself."""
 

@@ -44,6 +44,15 @@ def test_a_head_that_is_not_there() -> None:
     assert reports.report(2, 3).shown((1, 2))[1] == "L1H2: layers.1.attention"
 
 
+def test_positions_that_all_batch_elements_share() -> None:
+    """(1, n), as the position_ids of models often are."""
+    layer, ids = rg.nn.MultiHeadAttention(8, heads=2), torch.arange(5)[None] + 3
+    with rg.record(layer, facts=rg.Report.FACTS) as tape:
+        layer(torch.randn(2, 5, 8), mask=rg.Causal(), positions=rg.Positions(ids, ids))
+    reports = [rg.Report.of(tape.calls, title="", model="", element=n) for n in (0, 1)]
+    assert [report.layers[0].counts.tolist() for report in reports] == [[[1, 2, 3, 4, 5]] * 2] * 2
+
+
 def test_a_tape_is_enough() -> None:
     model = torch.nn.Sequential(rg.nn.MultiHeadAttention(8, heads=2), rg.nn.MultiHeadAttention(8, heads=4))
     with rg.record(model, facts=rg.Report.FACTS) as tape:

@@ -81,14 +81,19 @@ answers_calls_over = answers_wrong_calls(
 answers_calls_of_pairs = answers_wrong_calls({**ARGUMENTS, **_PAIRS}, beyond=_beyond_keys)
 
 
+def check_mask(mask: Any, name: str) -> None:
+    """TypeError, naming the argument, where it is no mask."""
+    if not isinstance(mask, Mask):
+        way = way_to_mask(mask) or "expected a Mask, such as Causal() or Where(fn)"
+        raise TypeError(f"{name} is {kind_of(mask)}; {way}.")
+
+
 def check_kinds(score: Any, mask: Any, positions: Any, dropout: Any) -> None:
     """TypeError where one of them is no value of its kind."""
     if not isinstance(score, Score):
         way = way_to_score(score) or "expected a Score, such as ScaledDot(), or Custom(fn)"
         raise TypeError(f"score is {kind_of(score)}; {way}.")
-    if not isinstance(mask, Mask):
-        way = way_to_mask(mask) or "expected a Mask, such as Causal() or Where(fn)"
-        raise TypeError(f"mask is {kind_of(mask)}; {way}.")
+    check_mask(mask, "mask")
     if positions is not None and not isinstance(positions, Positions):
         way = "expected head(nq, nk), tail(nq, nk) or Positions(q, k)"
         raise TypeError(f"positions is {kind_of(positions)}; {way}.")

@@ -75,6 +75,7 @@ class Tape:
         self._calls = list[Recorded]()
         self._count = Counter[str]()
         self._masks = list[Tensor]()
+        self._positions = head(0, 0)
 
     @property
     def calls(self) -> tuple[Recorded, ...]:
@@ -130,7 +131,7 @@ class Tape:
         """Looks at a call and keeps what is seen."""
         # functions as they are now: the model may assign the variables that they read before somebody asks
         score, mask = with_bound(call.score), self._shared(with_bound(call.mask))
-        call = replace(call, score=score, mask=mask, positions=_standing(call))
+        call = replace(call, score=score, mask=mask, positions=self._own_positions(_standing(call)))
         number = self._count[name]
         self._count[name] += 1
         asked = tuple(fact for fact in self.facts if not isinstance(fact, CallFact))
@@ -144,6 +145,14 @@ class Tape:
     def _shared(self, mask: Mask) -> Mask:
         """The mask around tensors of our own, one for all calls that bring the same: most models have one for all."""
         return mask.with_tensors(iter([self._own(t) for t in mask.tensors()]))
+
+    def _own_positions(self, positions: Positions) -> Positions:
+        """Positions of our own, those of the last call where they are the same: the layers of a model share them."""
+        if positions.span is not None:  # numbers, which nobody writes into
+            return positions
+        if positions != self._positions:
+            self._positions = positions.with_tensors(iter([t.detach().clone() for t in positions.tensors()]))
+        return self._positions
 
     def _own(self, t: Tensor) -> Tensor:
         for own in self._masks:

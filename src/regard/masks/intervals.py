@@ -10,6 +10,8 @@ from torch import Tensor
 class Interval(NamedTuple):
     """The keys that each row may see, as indices start ≤ j < stop: integers, broadcastable to (*batch, heads, nq).
 
+    start ≤ stop: both are equal for a row that sees no key.
+
     >>> import torch
     >>> Interval(torch.tensor([0, 0]), torch.tensor([1, 2])).stop
     tensor([1, 2])

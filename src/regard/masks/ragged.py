@@ -165,6 +165,8 @@ class Lengths(Mask):
         if self.queries is not None:
             row = torch.arange(frame.nq, device=frame.device, dtype=torch.int64)
             stop = torch.where(row < self.queries[..., None], stop, 0)
+        if self.first is not None:
+            stop = torch.maximum(start, stop)
         return Interval(start[..., None, :], stop[..., None, :])
 
     def rule(self) -> IntervalRule:

@@ -177,8 +177,9 @@ def probe(model: nn.Module, *, length: int | None = None, seed: int = 0, among: 
 
 def _sees(call: Recorded, rows: slice, offsets: tuple[int, ...]) -> Tensor:
     """Whether all of these rows see the key at each offset, and the first key: boolean (len(offsets) + 1,)."""
-    pairs = call.view.mask.visible(call.view.frame.region(rows)).flatten(0, -3).all(0)
-    pairs = pairs.expand(rows.stop - rows.start, call.view.frame.nk)
+    seen = call.view.mask.visible(call.view.frame.region(rows))
+    pairs = seen.expand(*seen.shape[:-2], rows.stop - rows.start, call.view.frame.nk)
+    pairs = pairs.flatten(0, -3).all(0) if pairs.dim() > 2 else pairs
     return torch.stack([*(pairs.diagonal(rows.start + n).all() for n in offsets), pairs[:, 0].all()])
 
 

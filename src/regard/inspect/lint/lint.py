@@ -15,10 +15,10 @@ import regard.inspect.lint.layout_checks as layout_checks
 import regard.inspect.lint.mask_checks as mask_checks
 import regard.inspect.lint.value_checks as value_checks
 import regard.inspect.lint.weight_checks as weight_checks
-from regard.call.arguments import answers_calls
+from regard.call.arguments import answers_calls, check_mask
 from regard.call.problem import Problem
 from regard.core.errors import ShapeError, Unsupported
-from regard.core.positions import Positions
+from regard.core.positions import Positions, resolve_positions
 from regard.core.tracing import data_unavailable, graphed
 from regard.inspect.compute_facts import find
 from regard.inspect.facts.keys import Readers
@@ -89,9 +89,12 @@ def lint(
     problem = call.problem
     if graphed(*problem.tensors()) or data_unavailable(*problem.tensors()):
         raise Unsupported("lint looks at numbers, which a graph, a transform and the meta device do not have.")
-    complaint = within.shape_error(problem.frame)
+    check_mask(within, "within")
+    frame, complaint = problem.frame, within.shape_error(problem.frame)
     if complaint is not None:
         raise ShapeError(complaint)
+    if within.compares_positions():  # as for the mask: an error where they are not given and not obvious
+        resolve_positions(positions, frame.nq, frame.nk, frame.batch, within, frame.device)
     with call.precision():
         return Lint(tuple(_defects(call, (q, k, v), positions, sink, within)))
 

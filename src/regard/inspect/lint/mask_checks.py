@@ -37,9 +37,9 @@ def empty_rows(visible: Tensor, mask: Mask, frame: Frame) -> Iterator[Defect]:
         count,
         f"{count:,} of {count_of(total, 'query', ',')} {_sees(count)} no key (first: "
         f"{first_place(where, (*heads, 'query'))}).{sequences} The output and the gradients there are 0.",
-        "If they are padding, say so and this goes: mask & Lengths(queries=lengths). If not, look at mask.on("
-        f"{frame.nq}, {frame.nk}).empty_rows(): an inverted mask, a length of 0, a bias of -inf, or queries that stand "
-        "before every key (positions).",
+        "If they are padding, say so and this goes: mask & Lengths(queries=lengths). If not, see how many keys each "
+        "query has, look(q, k, ..., facts=(facts.Visible(),)) with the arguments of this call: an inverted mask, a "
+        "length of 0, a bias of -inf, or queries that stand before every key (positions).",
     )
 
 

@@ -62,7 +62,7 @@ def pattern(mask: Mask, frame: Frame) -> Pattern:
         for n, end in enumerate((seen, seen.flip(-1))):
             farthest = last - end.flip(-1).int().argmax(-1)  # the last visible key, counted from that end
             ends[n] = ends[n] and bool(((farthest + 1 == count) | (count == 0)).all())
-        ahead = (at.j - at.i).expand(*at.j.shape[:-2], seen.shape[-2], frame.nk)
+        ahead = at.j - at.i
         own, beside, past, future = ahead == 0, ahead.abs() == 1, ahead < 0, ahead > 0
         pairs = (beside, beside & seen, past & seen, future & seen, past)
         rows = (in_any(own).any(-1), in_any(own & seen).any(-1))

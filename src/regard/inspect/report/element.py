@@ -81,7 +81,8 @@ class Element:
         self.map_size = maps.shape[-2], maps.shape[-1]
         self.rows, self.cols = _span(counts.sum(0)), _span(readers.sum(0))
         self.cells = _span(self.reach.cells.sum(1)), _span(self.reach.cells.sum(0))
-        q, k = (self.pick(p, p.dim() - 1) for p in (frame.positions.q, frame.positions.k))
+        lead = frame.batch
+        q, k = (self.pick(p.expand(*lead, -1), len(lead)) for p in (frame.positions.q, frame.positions.k))
         self.queries, self.keys = q[self.rows], k[self.cols]
         self.own = torch.full_like(self.queries, -1) if cross else _own(self.queries, self.keys)
 
