@@ -322,6 +322,13 @@ def test_totals_that_do_not_fit(cu: Tensor, error: type[Exception], slopes: Tens
         (lambda: stepped(v=torch.ones(2, 2, 4, 8)), rg.ShapeError, "v has shape"),
         (lambda: stepped(k=torch.ones(2, 1, 4, 1)), rg.ShapeError, "as k_cache of shape"),
         (lambda: stepped(k=torch.ones(2, 4, 8)), rg.ShapeError, "k has shape"),
+        (lambda: stepped(q=torch.ones(2, 1, 4, 6)), rg.ShapeError, "6"),
+        (lambda: stepped(q=torch.ones(2, 1, 3, 8)), ValueError, "heads"),
+        (lambda: stepped(window_size=(-2, 0)), ValueError, "left=-2"),
+        (lambda: stepped(cache_leftpad=many(0, 0, 0)), rg.ShapeError, "Lengths.first has shape"),
+        (lambda: stepped(alibi_slopes=torch.rand(3, 4)), rg.ShapeError, "alibi_slopes has shape"),
+        (lambda: stepped(alibi_slopes=torch.rand(2, 3)), rg.ShapeError, "alibi_slopes has shape"),
+        (lambda: flash_attn_func(Q, K[:1], K[:1], alibi_slopes=SLOPES), rg.ShapeError, "expected as many sequences"),
         (lambda: stepped(v=torch.ones(2, 1, 4, 8).half()), TypeError, "v has dtype torch.float16, v_cache"),
         (
             lambda: flash_attn_with_kvcache(Q, K[:1].expand_as(K), K, Q, Q, cache_seqlens=0),
@@ -346,8 +353,21 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(call: Any, erro
 def stepped(lengths: Tensor | None = None, **given: Any) -> Tensor:
     """A step of two sequences that would write ones to the pool."""
     new, seqlens = torch.ones(2, 1, 4, 8), many(1, 3) if lengths is None else lengths
-    given = {"k": new, "v": new, **given}
-    return flash_attn_with_kvcache(new, POOL, POOL, cache_seqlens=seqlens, causal=True, **given)
+    given = {"q": new, "k": new, "v": new, **given}
+    return flash_attn_with_kvcache(given.pop("q"), POOL, POOL, cache_seqlens=seqlens, causal=True, **given)
+
+
+def test_slopes_of_each_sequence_with_dropout() -> None:
+    """The weights of each sequence are dropped, in packed sequences too; without dropout they are those of the call."""
+    q, k = randn(BATCH, 5, HEADS, WIDTH), randn(BATCH, 5, KEY_HEADS, WIDTH)
+    slopes, cu = torch.rand(BATCH, HEADS), torch.arange(0, 5 * BATCH + 1, 5)
+    whole = flash_attn_func(q, k, k, causal=True, alibi_slopes=slopes)
+    for p in (0.0, 0.5):
+        out = flash_attn_func(q, k, k, p, causal=True, alibi_slopes=slopes)
+        packed = (t.flatten(0, 1) for t in (q, k, k))
+        rows = flash_attn_varlen_func(*packed, cu, cu, 5, 5, p, causal=True, alibi_slopes=slopes)
+        for found in (out, rows.unflatten(0, (BATCH, 5))):
+            assert found.isfinite().all() and torch.equal(found, whole) == (p == 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

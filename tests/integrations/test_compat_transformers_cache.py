@@ -200,8 +200,9 @@ def test_a_cache_of_int8_gives_the_tokens_of_the_rounded_numbers(cache: str, mod
     assert torch.equal(generated(built, INT8[cache](built.config), **given), expected)
 
 
+@pytest.mark.parametrize("name", ["grouped", "window", "hybrid"])
 @pytest.mark.parametrize("cache", INT8)
-def test_steps_of_generate_read_int8(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_generate_read_int8(cache: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     widened, widen = list[int](), Int8Rows.widened
 
     def noted(self: Int8Rows, dtype: torch.dtype) -> Tensor:
@@ -209,7 +210,7 @@ def test_steps_of_generate_read_int8(cache: str, monkeypatch: pytest.MonkeyPatch
         return widen(self, dtype)
 
     monkeypatch.setattr(Int8Rows, "widened", noted)
-    model = MODELS["grouped"].build(NAME)
+    model = MODELS[name].build(NAME)
     generated(model, INT8[cache](model.config), **prompt())
     assert set(widened) <= {PROMPT}  # the prompt alone may have many queries
 
@@ -277,6 +278,40 @@ def test_layers_without_keys_are_those_of_transformers() -> None:
     ours, theirs = GrowingCache(config), DynamicCache(config=config)
     assert type(ours.layers[0]) is type(theirs.layers[0])
     assert ours.is_linear == theirs.is_linear == [True, False]
+
+
+def test_keys_that_transformers_own_layers_hold() -> None:
+    """Nobody asks for int8, or for a capacity, that some layers would not have."""
+    from transformers import FalconH1Config
+
+    config = FalconH1Config(num_hidden_layers=2)
+    assert [type(layer) for layer in GrowingCache(config).layers] == [
+        type(layer) for layer in DynamicCache(config=config).layers
+    ]
+    asked: list[Callable[[], object]] = [
+        lambda: GrowingCache(config, torch.int8),
+        lambda: FixedCache(config, capacity=8),
+        lambda: PagedCache(config, pages=3, page_size=4),
+    ]
+    for make in asked:
+        with pytest.raises(ValueError, match=r"layer 0 of FalconH1Config is of type 'hybrid'"):
+            make()
+
+
+@pytest.mark.parametrize("cache", ["fixed", "paged"])
+def test_a_forward_without_room_changes_no_layer(cache: str) -> None:
+    """A layer with a window, which has room, comes before the full one that refuses."""
+    model, ids = MODELS["hybrid"].build(NAME), torch.randint(3, VOCABULARY, (1, 9))
+    own = FixedCache(model.config, capacity=8) if cache == "fixed" else PagedCache(model.config, pages=2, page_size=4)
+    with torch.no_grad():
+        model(ids[:, :8], past_key_values=own)
+        with pytest.raises(ValueError, match=r"do not fit|pages are needed"):
+            model(ids[:, 8:], past_key_values=own)
+        assert [layer.get_seq_length() for layer in own.layers] == [8] * 3
+        own.crop(-4)
+        found = model(ids[:, 4:5], past_key_values=own).logits
+        expected = model(ids[:, :5]).logits[:, -1:]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_refused() -> None:

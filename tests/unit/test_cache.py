@@ -284,6 +284,25 @@ def test_a_rolling_cache_that_keeps_can_come_back() -> None:
     assert cache.length == 0
 
 
+def test_a_call_that_failed_moves_no_point_to_come_back_to() -> None:
+    layer, x, window = rg.nn.MultiHeadAttention(8, heads=2), torch.randn(1, 900, 8), rg.Causal()
+    cache, undisturbed = RollingCache(WINDOW), RollingCache(WINDOW)
+    with torch.no_grad():
+        for kept in (cache, undisturbed):
+            layer(x[:, :300], mask=window, cache=kept)
+            kept.keep()
+            for i in range(300, 400):
+                layer(x[:, i : i + 1], mask=window, cache=kept)
+        with pytest.raises(rg.ShapeError):
+            layer(x[:, :1], mask=rg.Dense(torch.ones(7, 7) > 0), cache=cache)
+        for kept in (cache, undisturbed):
+            for i in range(400, 800):
+                layer(x[:, i : i + 1], mask=window, cache=kept)
+            kept.crop(300)
+        outputs = [layer(x[:, 300:310], mask=window, cache=kept) for kept in (cache, undisturbed)]
+    assert torch.equal(*outputs)
+
+
 @pytest.mark.parametrize("name", CACHES)
 def test_the_first_key_of_the_next_append(name: str) -> None:
     cache, (_, k, v) = CACHES[name](torch.float64, 300), tensors(n=300)

@@ -44,7 +44,7 @@ from regard.compat.flash_attention_checks import (
 )
 from regard.compat.flash_attention_rows import packed_rows, rotated, write_rows
 from regard.core.dropout import Dropout
-from regard.core.errors import Unsupported
+from regard.core.errors import ShapeError, Unsupported
 from regard.core.paged import Paged
 from regard.core.positions import Positions, tail
 from regard.core.shapes import count_of
@@ -85,18 +85,16 @@ def flash_attn_func(
     """
     check_axes(("q", q), ("k", k), ("v", v), shape="(batch, n, heads, d)")
     refuse_probabilities(return_attn_probs, dropout_p)
-
+    options = (dropout_p, softmax_scale, causal, window_size, softcap)
     if _by_sequence(alibi_slopes) and len(q):
         check_slopes(alibi_slopes, len(q), q.shape[2])
-        options = (dropout_p, softmax_scale, causal, window_size, softcap)
+        if not len(q) == len(k) == len(v):
+            raise ShapeError(f"q, k and v have batches of {len(q)}, {len(k)} and {len(v)}; expected as many sequences.")
         rows = (slice(b, b + 1) for b in range(len(q)))
-        parts = [flash_attn_func(q[b], k[b], v[b], *options, alibi_slopes[b.start], False, True) for b in rows]
-        out, lse = (torch.cat(t) for t in list(zip(*parts, strict=True))[:2])
+        parts = [_attend_to_last(q[b], k[b], v[b], *options, alibi_slopes[b.start]) for b in rows]
+        out, lse = (torch.cat(t) for t in zip(*parts, strict=True))
     else:
-        mask, positions = _mask(causal, window_size), tail(q.shape[1], k.shape[1], q.device)
-        score = _score(softmax_scale, softcap, alibi_slopes)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        out, lse = _attend(q, k, v, score, mask, positions, dropout_p)
+        out, lse = _attend_to_last(q, k, v, *options, alibi_slopes)
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -146,7 +144,7 @@ def flash_attn_varlen_func(
         options = (dropout_p, softmax_scale, causal, window_size, softcap)
         bounds = (cu.unfold(0, 2, 1).tolist() for cu in (cu_seqlens_q, cu_seqlens_k))
         parts = [
-            flash_attn_func(q[None, i:m], k[None, j:n], v[None, j:n], *options, slopes, False, True)
+            _attend_to_last(q[None, i:m], k[None, j:n], v[None, j:n], *options, slopes)
             for (i, m), (j, n), slopes in zip(*bounds, alibi_slopes, strict=True)
         ]
         out, lse = torch.cat([part[0] for part in parts], 1), torch.cat([part[1] for part in parts], 2)
@@ -155,7 +153,7 @@ def flash_attn_varlen_func(
         positions = cu_seqlens_positions(cu_seqlens_q, cu_seqlens_k)
         score = _score(softmax_scale, softcap, alibi_slopes)
         q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
-        out, lse = _attend(q, k, v, score, mask, positions, dropout_p)
+        out, lse = _run(_bound(q, k, v, score, mask, positions, dropout_p))
     return (out[0], lse[0], None) if return_attn_probs else out[0]
 
 
@@ -207,7 +205,7 @@ def flash_attn_with_kvcache(
     check_new_rows(k, v, (k_cache, v_cache), len(q))
     check_together(rotary_cos=rotary_cos, rotary_sin=rotary_sin)
     with torch.no_grad():
-        batch, nq = q.shape[:2]
+        batch = len(q)
         if block_table is not None:
             table = checked_table(block_table, "block_table", batch, len(k_cache))
         else:  # each row of the cache is the one page of its sequence
@@ -234,38 +232,76 @@ def flash_attn_with_kvcache(
                 f"the cache has room for {count_of(room, 'token')}; {n} were to be held. Allocate a larger cache."
             )
         table = pages_in_use(table, total, k_cache.shape[1], len(k_cache))
-        if k is not None and v is not None:
-            write_rows((k_cache, v_cache), (k, v), table, held)
+        mask = _mask(causal, window_size)
+
+        def call(rows: slice, slopes: Tensor | None) -> BoundCall:
+            score, left = _score(softmax_scale, softcap, slopes), None if cache_leftpad is None else cache_leftpad[rows]
+            return _on_pages(q[rows], (k_cache, v_cache), table[rows], total[rows], each, left, score, mask)
+
         if _by_sequence(alibi_slopes) and batch:
             check_slopes(alibi_slopes, batch, q.shape[2])
-            options: dict[str, Any] = {"causal": causal, "window_size": window_size, "softcap": softcap}
-            options |= {"softmax_scale": softmax_scale, "return_softmax_lse": True}
-            parts: list[Any] = []
-            for b in range(batch):
-                options |= {"cache_seqlens": total[b : b + 1], "block_table": table[b : b + 1]}
-                options["cache_leftpad"] = None if cache_leftpad is None else cache_leftpad[b : b + 1]
-                parts.append(
-                    flash_attn_with_kvcache(q[b : b + 1], k_cache, v_cache, alibi_slopes=alibi_slopes[b], **options)
-                )
-            out, lse = (torch.cat(t) for t in zip(*parts, strict=True))
+            calls = [call(slice(b, b + 1), alibi_slopes[b]) for b in range(batch)]
         else:
-            mask, positions = _mask(causal, window_size), tail(nq, n, q.device)
-            if each:
-                at = torch.arange(nq, device=q.device, dtype=torch.int64)
-                mask, positions = mask & Lengths(keys=total), Positions(total[:, None] - nq + at, positions.k)
-            if cache_leftpad is not None:
-                mask = mask & Lengths(first=cache_leftpad.clamp(max=n))
-            keys, values = (Paged(t.transpose(1, 2), table, n) for t in (k_cache, v_cache))
-            score = _score(softmax_scale, softcap, alibi_slopes)
-            out, lse = _attend(q.transpose(1, 2), keys, values, score, mask, positions, 0.0)
+            calls = [call(slice(None), alibi_slopes)]
+        if k is not None and v is not None:  # everything else fits
+            write_rows((k_cache, v_cache), (k, v), table, held)
+        out, lse = (torch.cat(t) for t in zip(*map(_run, calls), strict=True))
     return (out, lse) if return_softmax_lse else out
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, score: Score, mask: Mask, positions: Positions, dropout_p: float
+def _attend_to_last(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Window,
+    softcap: float,
+    slopes: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """out (batch, nq, heads, dv) and lse (batch, heads, nq) of q (batch, heads, nq, d)."""
-    call = BoundCall(q, k, v, score, mask, positions, None, Dropout(dropout_p) if dropout_p else None)
+    """out (batch, nq, heads, dv) and lse (batch, heads, nq) of q (batch, nq, heads, d), the last of the tokens."""
+    mask, positions = _mask(causal, window_size), tail(q.shape[1], k.shape[1], q.device)
+    score = _score(softmax_scale, softcap, slopes)
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return _run(_bound(q, k, v, score, mask, positions, dropout_p))
+
+
+def _on_pages(
+    q: Tensor,
+    pools: tuple[Tensor, Tensor],
+    table: Tensor,
+    total: Tensor,
+    each: bool,
+    left: Tensor | None,
+    score: Score,
+    mask: Mask,
+) -> BoundCall:
+    """The call of some sequences on their pages, checked; no key is read yet.
+
+    total  how many tokens each has, (batch,); each: whether they may differ
+    left   where each begins, or None
+    """
+    nq, n = q.shape[1], int(total.max()) if len(total) else 0
+    positions = tail(nq, n, q.device)
+    if each:
+        at = torch.arange(nq, device=q.device, dtype=torch.int64)
+        mask, positions = mask & Lengths(keys=total), Positions(total[:, None] - nq + at, positions.k)
+    if left is not None:
+        mask = mask & Lengths(first=left.clamp(max=n))
+    keys, values = (Paged(t.transpose(1, 2), table, n) for t in pools)
+    return _bound(q.transpose(1, 2), keys, values, score, mask, positions, 0.0)
+
+
+def _bound(
+    q: Tensor, k: Tensor, v: Tensor, score: Score, mask: Mask, positions: Positions, dropout_p: float
+) -> BoundCall:
+    """A call on q (batch, heads, nq, d), checked."""
+    return BoundCall(q, k, v, score, mask, positions, None, Dropout(dropout_p) if dropout_p else None)
+
+
+def _run(call: BoundCall) -> tuple[Tensor, Tensor]:
+    """out (batch, nq, heads, dv) and lse (batch, heads, nq)."""
     with call.precision():
         out, stats = call.run_with_stats(None)
         return out.to(call.problem.dtype).transpose(1, 2).contiguous(), stats.lse.masked_fill(stats.empty, math.inf)

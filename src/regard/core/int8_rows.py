@@ -57,6 +57,12 @@ class Int8Rows(DeferredRows):
             return self
         return Int8Rows(_lifted(self.numbers, batch, headed), _lifted(self.scales, batch, headed), self.dtype)
 
+    def sliced(self, rows: slice) -> Tensor:
+        """Some of the rows, where they lie; written out if they lie in pages."""
+        if self.in_pages:
+            return self[..., rows, :]
+        return Int8Rows(self.numbers[..., rows, :], self.scales[..., rows, :], self.dtype)
+
     def unwritten(self) -> Int8Rows:
         return Int8Rows(unwritten(self.numbers), unwritten(self.scales), self.dtype)
 

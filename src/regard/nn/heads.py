@@ -138,7 +138,7 @@ class Heads(nn.Module):
             out = attention(q, k, v, mask=mask, positions=positions, dropout=dropout, backend=self.backend, **scoring)
         except BaseException:
             if cache is not None:  # the caller will pass these tokens again
-                cache.remove_last(x.shape[-2])
+                cache.take_back(x.shape[-2])
             raise
         return out if x.dim() > 2 else out[0]
 

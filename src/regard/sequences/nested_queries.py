@@ -75,6 +75,11 @@ def nested_queries(
             "score that compares positions, and these are not given. Pass positions=cache.positions, or "
             "Positions(q, k), q a number for each query of the concatenated sequences."
         )
+    if positions is not None and positions.k.shape[-1] != k.shape[-2]:
+        raise ShapeError(
+            f"positions.k has shape {listed(positions.k.shape)}; expected a number for each key, ({k.shape[-2]},) or "
+            f"({len(counts)}, {k.shape[-2]})."
+        )
     if len(set(counts)) > 1 and positions is not None and tuple(positions.q.shape) != (total,):
         raise ShapeError(
             f"positions.q has shape {listed(positions.q.shape)}, q is nested with lengths {counts}; expected "

@@ -12,6 +12,7 @@ from transformers import ContinuousBatchingConfig, ContinuousBatchingManager
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.utils import find_head_dim
 
+from regard.compat.transformers.cache import OF_MODEL
 from regard.compat.transformers.models import NAME
 from regard.compat.transformers.page_rows import width_of_int8
 from regard.nn.cache.forms import form_of_any
@@ -38,7 +39,7 @@ class BatchingConfig(ContinuousBatchingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        form_of_any(self.dtype, "BatchingConfig")  # ValueError for another than None and int8
+        form_of_any(self.dtype, "BatchingConfig", OF_MODEL)  # ValueError for another than None and int8
 
 
 def install() -> None:

@@ -23,6 +23,8 @@ from regard.nn.cache.rolling import RollingCache
 # A new cache for one layer, of its first keys and values (batch, heads, n, d).
 Maker = Callable[[Tensor, Tensor], KVCache]
 WINDOWED = "sliding_attention", "chunked_attention"
+KEYLESS = "conv", "linear_attention", "dummy"
+OF_MODEL = "load the model in the dtype that tokens shall have"
 
 
 class Layer(CacheLayerMixin):
@@ -86,6 +88,12 @@ class Layer(CacheLayerMixin):
             self.cache.remove_last(-tokens_to_remove)
             self._read_again()
 
+    def take_back(self, n: int) -> None:
+        """Removes the last n tokens, of a forward that a later layer refused."""
+        if self.cache is not None:
+            self.cache.take_back(n)
+            self._read_again()
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.cache is not None:
             self.cache.reorder(beam_idx)
@@ -122,11 +130,33 @@ class Layer(CacheLayerMixin):
         return "Layer()" if self.cache is None else f"Layer({self.cache!r})"
 
 
-class GrowingCache(Cache):
+class _Layers(Cache):
+    """What the caches share: of a forward that one layer refuses, no layer keeps the tokens.
+
+    Those of transformers' own layers, where a model has some (Mamba, convolutions), have seen them all the same.
+    """
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if torch.compiler.is_compiling():
+            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        try:
+            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        except Exception:
+            held = self.layers[layer_idx].get_seq_length()
+            for layer in self.layers[:layer_idx]:
+                if isinstance(layer, Layer) and layer.get_seq_length() > held:
+                    layer.take_back(layer.get_seq_length() - held)
+            raise
+
+
+class GrowingCache(_Layers):
     """A cache for `generate` whose layers are regard.nn.GrowingCache: any number of tokens, copied once each.
 
     config: that of the model. A layer with a sliding window, or with chunks, is a regard.nn.RollingCache and keeps its
-    window; layers without keys (Mamba, convolutions), and those that index their keys, are transformers' own. It takes
+    window; layers without keys (Mamba, convolutions) are transformers' own, and without dtype those that index their
+    keys, or have a recurrence beside them (Falcon-H1, Zamba), too; the other caches refuse these. It takes
     the place of transformers' DynamicCache, which copies all keys at every step: beams, assisted and prompt-lookup
     decoding, left padding, a prompt's cache that is copied for several continuations (copy.deepcopy).
 
@@ -148,10 +178,11 @@ class GrowingCache(Cache):
     """
 
     def __init__(self, config: PretrainedConfig, dtype: torch.dtype | None = None) -> None:
-        super().__init__(layers=_layers(type(self).__name__, config, partial(_growing, dtype), -1, dtype))
+        of_others = dtype is None  # whose layers grow too
+        super().__init__(layers=_layers(type(self).__name__, config, partial(_growing, dtype), -1, dtype, of_others))
 
 
-class FixedCache(Cache):
+class FixedCache(_Layers):
     """A cache for `generate` whose layers are regard.nn.FixedCache: memory for `capacity` tokens, allocated once.
 
     The batch is that of the first forward, beams included; `reset` keeps the memory. A forward with more tokens than
@@ -169,7 +200,7 @@ class FixedCache(Cache):
         super().__init__(layers=_layers(type(self).__name__, config, partial(_fixed, capacity, dtype), capacity, dtype))
 
 
-class PagedCache(Cache):
+class PagedCache(_Layers):
     """A cache for `generate` whose layers are regard.nn.PagedCache: each has a pool of `pages` pages of `page_size`.
 
     Beams, and continuations of one prompt, share the pages of their common tokens: reordering copies tables, no keys. A
@@ -192,9 +223,14 @@ class PagedCache(Cache):
         )
 
 
-def _layers(name: str, config: PretrainedConfig, make: Maker, most: int, dtype: torch.dtype | None) -> list[Any]:
-    """A layer of a cache for each layer of a model."""
-    form_of_any(dtype, name)  # ValueError for another than None and int8
+def _layers(
+    name: str, config: PretrainedConfig, make: Maker, most: int, dtype: torch.dtype | None, of_others: bool = False
+) -> list[Any]:
+    """A layer of a cache for each layer of a model.
+
+    of_others: keys of other attention than full and windowed may lie in transformers' own layers; ValueError else
+    """
+    form_of_any(dtype, name, OF_MODEL)  # ValueError for another than None and int8
     if not isinstance(config, PretrainedConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name}: config is {kind_of(config)}; expected the model's configuration, model.config.")
     types, options = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
@@ -205,8 +241,14 @@ def _layers(name: str, config: PretrainedConfig, make: Maker, most: int, dtype: 
         elif kind in WINDOWED:
             window: int = given["sliding_window"]
             layers.append(Layer(partial(_rolling, window, dtype), window, window))
-        else:
+        elif of_others or kind in KEYLESS:
             layers.append(DYNAMIC_LAYER_TYPE_MAPPING[kind](**given))
+        else:
+            raise ValueError(
+                f"{name}: layer {len(layers)} of {type(config).__name__} is of type {kind!r}, whose keys transformers' "
+                "own layers keep, which grow and round nothing. Leave past_key_values out, or pass "
+                "GrowingCache(model.config), without dtype."
+            )
     return layers
 
 

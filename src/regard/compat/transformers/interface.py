@@ -17,6 +17,7 @@ from regard.compat.transformers.relative_bias import NoTable, RelativeTable, wit
 from regard.compat.transformers.sharded_mask import ShardedMask, running
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
+from regard.core.int8_rows import Int8Rows
 from regard.core.positions import Positions
 from regard.core.shapes import count_of, listed
 from regard.inspect.capture.padding import of_real_queries
@@ -137,7 +138,8 @@ def attention_forward(
     score = _score(scaling, softcap, bias, numbers)
     notify(lambda: _attention_call(module, query, key, value, score, mask, positions, s_aux, attention_mask, chosen))
     if keys is not None:
-        key, value = key[:, :, keys], value[:, :, keys]
+        # rows of int8 stay rows of int8
+        key, value = (t.sliced(keys) if type(t) is Int8Rows else t[:, :, keys] for t in (key, value))
         if isinstance(bias, Tensor) and bias.shape[-1] == nk:
             score = _score(scaling, softcap, bias[..., keys])
     out = attention(query, key, value, score=score, mask=mask, positions=positions, sink=s_aux, dropout=drop)

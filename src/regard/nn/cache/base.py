@@ -92,6 +92,10 @@ class KVCache(ABC):
             raise ValueError(f"remove_last({n}): the cache has {count_of(self.length, 'token')}.")
         self.crop(self.length - n)
 
+    def take_back(self, n: int) -> None:
+        """Removes the last n tokens, of an append whose call failed: the caller will pass them again."""
+        self.remove_last(n)
+
     @abstractmethod
     def reset(self) -> None:
         """Removes all tokens."""

@@ -126,11 +126,16 @@ def form_of(dtype: torch.dtype | None, name: str) -> Form:
     return Int8() if dtype == torch.int8 else AsGiven()
 
 
-def form_of_any(dtype: torch.dtype | None, name: str) -> Form:
-    """The same for a cache that takes the dtype of its first tokens; ValueError for other dtypes than None and int8."""
+def form_of_any(
+    dtype: torch.dtype | None, name: str, way: str = "convert tokens with .to(...) before they are appended"
+) -> Form:
+    """The same for a cache that takes the dtype of its first tokens; ValueError for other dtypes than None and int8.
+
+    way: what the error advises
+    """
     if dtype not in (None, torch.int8):
         raise ValueError(
             f"{name}(dtype={dtype}): expected None, which keeps tokens in their own dtype, or torch.int8, which rounds "
-            "them; convert tokens with .to(...) before they are appended."
+            f"them; {way}."
         )
     return form_of(dtype, name)

@@ -52,6 +52,11 @@ class RollingCache(ContiguousCache):
         if self._kept is not None:
             self._kept = self._length
 
+    def take_back(self, n: int) -> None:
+        kept = self._kept  # the length that `keep` asked for: nobody who calls a layer has cropped
+        super().take_back(n)
+        self._kept = kept
+
     def reset(self) -> None:
         super().reset()
         if self._kept is not None:
