@@ -40,13 +40,14 @@ struct Work {
   }
 };
 
-// Calls task.run(item, scratch) for every item, with task.scratch() floats; returns 1 if memory ran out.
+// Calls task.run(item, scratch) for every item, with task.scratch() floats; returns 1 if memory ran out, or if torch
+// could not run all threads.
 template <class Task>
 static int32_t share(const Task& task, int64_t items, int64_t threads, regard_parallel parallel) {
   Work<Task> work{&task, items, 0, 0};
   threads = threads < items ? threads : items;
   if (threads <= 1 || !parallel) Work<Task>::join(0, 1, &work);
-  else parallel(0, threads, 1, Work<Task>::join, &work);
+  else if (parallel(0, threads, 1, Work<Task>::join, &work)) return 1;
   return work.failed;
 }
 

@@ -41,11 +41,10 @@ PyObject* attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   CallObjects given{arguments, positions != kNone};
   if (!given.read() || watched()) return leave_to_python();
   Leaves leaves{given.tensors.nq, given.tensors.nk};
-  const Known* const one = find(given, leaves);
-  if (!one) return leave_to_python();
-  const regard_plan& plan = *one->plan;
-  const Ref owner{new_ref(one->owner)};  // what is called from here on may make the plan forgotten
-  const bool training = one->needs;
+  Found found;
+  if (!find(given, leaves, found)) return leave_to_python();
+  const regard_plan& plan = *found.plan;
+  const bool training = found.training;
   const CallTensors& tensors = given.tensors;
   Span span{0, tensors.nq, 0, tensors.nk};
   if (given.placed ? !span_of(positions, span) : tensors.nq != tensors.nk && plan.positional) return leave_to_python();
@@ -64,7 +63,7 @@ PyObject* attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   const int32_t code = ((int32_t (*)(const void*, void*))plan.entry)(&call, plan.parallel);
   PyEval_RestoreThread(state);
   if (code != REGARD_DONE) return leave_to_python();
-  return training ? to_record(owner.get(), out.get(), row_stats.get(), call, span, leaves) : out.release();
+  return training ? to_record(found.owner.get(), out.get(), row_stats.get(), call, span, leaves) : out.release();
 }
 
 // bind(plan, struct, q, k, v, span) -> out, or None where the plan does not serve such a call. plan, struct: addresses;
@@ -129,7 +128,8 @@ PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (!given.read()) return leave_to_python();
   Leaves leaves{given.tensors.nq, given.tensors.nk}, all{given.tensors.nq, given.tensors.nk};
   char isa[sizeof(Known::isa)];
-  if (!read_isa(isa) || find(given, leaves)) return leave_to_python();
+  Found found;
+  if (!read_isa(isa) || find(given, leaves, found)) return leave_to_python();
   PyObject* parts[3] = {given.score, given.mask, given.sink};
   for (int n = 0; n < 3; ++n) {
     const int before = all.count;

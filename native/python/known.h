@@ -96,26 +96,39 @@ struct CallObjects {
   bool read() { return tensors.read(objects); }
 };
 
-// The plan for a call; the tensors of its score, mask and sink go to `leaves`.
-static const Known* find(const CallObjects& given, Leaves& leaves) {
+// A plan that serves a call, and what keeps it.
+struct Found {
+  const regard_plan* plan = nullptr;
+  Ref owner;
+  bool training = false;
+};
+
+// Finds the plan for a call; the tensors of its score, mask and sink go to `leaves`. False where there is none.
+static bool find(const CallObjects& given, Leaves& leaves, Found& found) {
   char isa[sizeof(Known::isa)];
-  if (!read_isa(isa)) return nullptr;
+  if (!read_isa(isa)) return false;
   const CallTensors& t = given.tensors;
   const uint32_t needs = given.recorded ? needs_of(given.objects, 3) : 0;
   for (int n = 0; n < kMost && known[n].plan; ++n) {
-    const Known& one = known[n];
-    if ((one.needs & 7) != needs || one.placed != given.placed || one.paged != t.paged || one.int8 != t.int8) continue;
-    if (strcmp(one.isa, isa) != 0) continue;
-    if (!one.q.holds(t.x[0], false) || !one.k.holds(t.x[1], one.paged) || !one.v.holds(t.x[2], one.paged)) continue;
+    const Known& at = known[n];
+    if ((at.needs & 7) != needs || at.placed != given.placed || at.paged != t.paged || at.int8 != t.int8) continue;
+    if (strcmp(at.isa, isa) != 0) continue;
+    if (!at.q.holds(t.x[0], false) || !at.k.holds(t.x[1], at.paged) || !at.v.holds(t.x[2], at.paged)) continue;
+    const Known one = at;  // what reads a tensor may let other threads run, which put another plan in this place
+    found.owner.own(new_ref(one.owner));
+    const Ref outlines{new_ref(one.outlines)};
     leaves.count = 0;
     leaves.reads_numbers = !one.needs;  // autograd saves tensors
     const bool same =
-        (given.score == one.score || has_outline(given.score, PyTuple_GetItem(one.outlines, 0), leaves)) &&
-        (given.mask == one.mask || has_outline(given.mask, PyTuple_GetItem(one.outlines, 1), leaves)) &&
-        has_outline(given.sink, PyTuple_GetItem(one.outlines, 2), leaves);
-    if (same && (!given.recorded || needs_of(leaves.objects, leaves.count) == one.needs >> 3)) return &one;
+        (given.score == one.score || has_outline(given.score, PyTuple_GetItem(outlines.get(), 0), leaves)) &&
+        (given.mask == one.mask || has_outline(given.mask, PyTuple_GetItem(outlines.get(), 1), leaves)) &&
+        has_outline(given.sink, PyTuple_GetItem(outlines.get(), 2), leaves);
+    if (!same || (given.recorded && needs_of(leaves.objects, leaves.count) != one.needs >> 3)) continue;
+    found.plan = one.plan;
+    found.training = one.needs != 0;
+    return true;
   }
-  return nullptr;
+  return false;
 }
 
 }  // namespace regard

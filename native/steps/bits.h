@@ -45,15 +45,15 @@ struct Bits {
           vb a = {}, z = {};
           for (int64_t i = some - 1; i >= 0; --i) {
             const vb* at = (const vb*)(line + i * row + n);
-            a = a + a + (at[0] & 1);
-            z = z + z + (at[1] & 1);
+            a = a + a + ((at[0] != 0) & 1);
+            z = z + z + ((at[1] != 0) & 1);
           }
           *(vb*)eight = a;
           *(vb*)(eight + W) = z;
           for (int m = 0; m < 2 * W; ++m) bits[n + m] |= (uint64_t)eight[m] << r;
         }
       for (; n < keys; ++n)
-        for (int64_t i = 0; i < some; ++i) bits[n] |= (uint64_t)(line[i * row + n * col] & 1) << (r + i);
+        for (int64_t i = 0; i < some; ++i) bits[n] |= (uint64_t)(line[i * row + n * col] != 0) << (r + i);
     }
   }
 

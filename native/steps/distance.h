@@ -35,10 +35,16 @@ struct Base2Factor {
     return {(float)factor, (float)(factor - (float)factor)};
   }
 
-  // s - factor · x
+  // s - factor · x, of a finite x
   __attribute__((always_inline)) vf subtract(vf s, vf x) const {
     s -= splat(high) * x;
     return s - splat(low) * x;
+  }
+
+  // The same of any x: the low part, of either sign, would make NaN of the infinity that the high part gives.
+  __attribute__((always_inline)) vf subtract_any(vf s, vf x) const {
+    const vf y = s - splat(high) * x;
+    return select(is_finite(y), y - splat(low) * x, y);
   }
 };
 

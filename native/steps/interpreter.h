@@ -28,7 +28,7 @@ struct Interpreter : ProgramCode {
   // An element of an operand, of 32 bits of any meaning; of bool, a mask.
   REGARD_INLINE float one_of(const regard_tensor& t, int64_t n) {
     if (t.dtype == REGARD_BOOL) {
-      const int32_t mask = -(int32_t)(((const uint8_t*)t.data)[n] & 1);
+      const int32_t mask = -(int32_t)(((const uint8_t*)t.data)[n] != 0);
       float x;
       __builtin_memcpy(&x, &mask, 4);
       return x;

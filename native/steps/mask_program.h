@@ -57,7 +57,7 @@ struct MaskProgram : ProgramCode, TileMask {
     if (truth) {
       Numbers all{0, -1};
       for (int64_t n = 0; n < count; ++n) {
-        const int64_t y = -(int64_t)(((const uint8_t*)t.data)[first + n * step] & 1);
+        const int64_t y = -(int64_t)(((const uint8_t*)t.data)[first + n * step] != 0);
         all = n ? all.joined({y, y}) : Numbers{y, y};
       }
       return all;

@@ -68,14 +68,14 @@ struct Slopes : Modifier {
     const int64_t* k_at = b.c.points_of_k ? nullptr : b.c.k_at + offset(b.c.k_at_batch, b.p) + first;
     return [&b, k_at, first, v, slope = b.slope, relative = b.relative[v], base = b.base](
                vf s, int64_t n) __attribute__((always_inline)) {
-      return slope.subtract(s, k_at ? position_distance(relative, k_at[n], base) : point_distance(b, first + n, v));
+      return k_at ? slope.subtract(s, position_distance(relative, k_at[n], base))
+                  : slope.subtract_any(s, point_distance(b, first + n, v));
     };
   }
 
-  // How far a row's query is from W keys.
-  REGARD_INLINE vf distances(const RowKeys& x) {
+  // How far a row's query is from the points of W keys.
+  REGARD_INLINE vf point_distances(const RowKeys& x) {
     const regard_call& c = x.f.c;
-    if (!c.points_of_k) return position_distances(x);
     vf square = vf{};
     for (int64_t d = 0; d < c.dims; ++d) {
       const vf key = floats(c.points_of_k, d * c.nk + x.key(), 1, x.valid(), REGARD_F32);
@@ -84,13 +84,17 @@ struct Slopes : Modifier {
     return sqrtv(square);
   }
 
-  REGARD_INLINE void apply(const RowKeys& x, vf& s, vf&) { s = of(x.f.c, x.row.h).subtract(s, distances(x)); }
+  REGARD_INLINE void apply(const RowKeys& x, vf& s, vf&) {
+    const Base2Factor slope = of(x.f.c, x.row.h);
+    s = x.f.c.points_of_k ? slope.subtract_any(s, point_distances(x)) : slope.subtract(s, position_distances(x));
+  }
 
   static bool wants_grad(const regard_gradients& g) { return g.dslopes; }
   static int64_t grad_size(const regard_gradients& g) { return g.dslopes ? 1 : 0; }
   static bool multiplies_delta(const regard_gradients& g) { return wants_grad(g); }
 
-  // -Σ dS · distance. The terms of a row nearly cancel, so only short sums are kept in float.
+  // -Σ dS · distance. The terms of a row nearly cancel, so only short sums are kept in float. A hidden pair has a dS of
+  // 0, and any distance.
   template <int V>
   static double gradient(const Block<V>& b, const Tile& t, const float* ds, int64_t from, int64_t to) {
     constexpr int64_t kShort = 4;
@@ -100,7 +104,10 @@ struct Slopes : Modifier {
       for (int64_t n = first; n < first + kShort && n < to; ++n) {
         vf distance[V];
         distances(b, t.j + n, distance);
-        for (int v = 0; v < V; ++v) sum -= load(ds + n * kQueries + v * W) * distance[v];
+        for (int v = 0; v < V; ++v) {
+          const vf one = load(ds + n * kQueries + v * W);
+          sum -= select(one == vf{}, vf{}, one * distance[v]);
+        }
       }
       for (int n = 0; n < W; ++n) total += sum[n];
     }

@@ -335,3 +335,18 @@ def test_mask_mod_of_flex_attention() -> None:
     assert facts_["mask as"].startswith("a program of")
     for mine, right in zip(*result, strict=True):
         torch.testing.assert_close(mine, right.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("nq", [3, 40])
+def test_booleans_whose_bytes_are_not_1(isa: str, nq: int) -> None:
+    """Flags of uint8 that are viewed: any byte but 0 is true, as in torch."""
+    bytes_ = ((torch.arange(nq * 70) % 3) * 2).to(torch.uint8).reshape(nq, 70)
+    seen, flags = bytes_ != 0, bytes_.view(torch.bool)
+    q, k, v = (torch.randn(1, 2, n, 16, requires_grad=True) for n in (nq, 70, 70))
+    masks = (rg.Dense(flags), rg.Dense(flags[None, None]), rg.Where(lambda b, h, i, j: flags[i, j]))
+    at = rg.head(nq, 70)
+    found = [rg.attention(q, k, v, mask=mask, positions=at, backend=rg.Native()) for mask in (*masks, rg.Dense(seen))]
+    grads = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in found]
+    for out, grad in zip(found, grads, strict=True):
+        torch.testing.assert_close(out, found[-1])
+        torch.testing.assert_close(grad, grads[-1])

@@ -142,6 +142,27 @@ def assert_native_gradients(case: testing.Case) -> None:
     assert why_not_backward(problem, (True, True, True, *wanted, True)) is None
 
 
+@pytest.mark.parametrize("nq", [3, 40])
+@pytest.mark.parametrize("far", [False, True])
+def test_slopes_of_points_that_are_hidden_or_far(isa: str, nq: int, far: bool) -> None:
+    """What hidden points are, NaN too, changes no gradient; a point that is infinitely far has the weight 0."""
+    q, (k, v) = torch.randn(1, 2, nq, 16), torch.randn(2, 1, 2, 41, 16)
+    points, real, slopes = torch.randn(41, 2), 37, torch.tensor([0.1, 0.5], requires_grad=not far)
+    own = points[:nq].clone()
+    points[real:], own[real:] = torch.nan, torch.nan
+    points[7] = 1e30 if far else 0.0
+    score = rg.ScaledDot() >> rg.Alibi(slopes, coordinates=points, query_coordinates=own)
+    mask = rg.Lengths(keys=[real], queries=[min(nq, real)])
+    outs = [rg.attention(q, k, v, score=score, mask=mask, backend=one) for one in (rg.Native(), rg.Reference())]
+    torch.testing.assert_close(*outs, rtol=1e-4, atol=1e-5)
+    if far:
+        return
+    weight = torch.randn_like(outs[0])
+    found, right = (torch.autograd.grad((out * weight).sum(), slopes)[0] for out in outs)
+    assert right.isfinite().all()
+    torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["a cap for each head", "points of 3"])
 def test_what_is_learned_goes_over_tiles(name: str) -> None:
     problem = cases("blocks", name, "Window")[0].leaves(torch.float32).problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import dataclass
 
@@ -310,6 +311,31 @@ def test_many_threads_and_many_structures() -> None:
     for thread in threads:
         thread.join()
     assert not wrong and len(plan_cache.plans()) <= plan_cache._MOST
+
+
+def test_many_threads_and_many_structures_with_tensors() -> None:
+    """Reading a tensor of a call lets other threads run, which put other plans in the places of those known."""
+    wrong: list[int] = []
+    before = sys.getswitchinterval()
+
+    def work(n: int) -> None:
+        sink = torch.rand(2)
+        for m in range(200):
+            q, k, v = draw(1 + (n * 31 + m) % 99, 2, 3, 8)
+            out = rg.attention(q, k, v, sink=sink)
+            if not torch.equal(out, rg.attention(q, k, v, sink=sink, backend=Unplanned())):
+                wrong.append(m)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    try:
+        sys.setswitchinterval(1e-6)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not wrong
 
 
 def test_a_wrong_call_is_refused_each_time() -> None:

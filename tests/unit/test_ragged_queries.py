@@ -251,6 +251,12 @@ def test_wrong_arguments_are_refused() -> None:
         rg.attention(q, *(t[:1] for t in kv))
     with pytest.raises(rg.ShapeError, match=r"positions.q has shape \(14, 1\).*concatenated sequences, \(14,\)"):
         rg.attention(q, *kv, positions=rg.Positions(batch.cache.positions.q[:, None], batch.cache.positions.k))
+    at = batch.cache.positions
+    for wrong in (at.k[:-1], torch.arange(at.k.shape[-1] + 1)):  # the kernels would read behind its end, or not to it
+        with pytest.raises(
+            rg.ShapeError, match=rf"positions.k has shape \({len(wrong)},\); expected .*\({kv[0].shape[-2]}"
+        ):
+            rg.attention(q, *kv, mask=rg.Causal() & batch.cache.mask, positions=rg.Positions(at.q, wrong))
     ks, vs = (jagged(tokens([1, 2], KEY_HEADS, d)) for d in (DK, DV))
     with pytest.raises(rg.ShapeError, match=r"k has lengths \[1, 2\].*one for each of 5 sequences"):
         batch.cache.append(ks, vs)

@@ -144,10 +144,10 @@ class _Layers(Cache):
         try:
             return super().update(key_states, value_states, layer_idx, *args, **kwargs)
         except Exception:
-            held = self.layers[layer_idx].get_seq_length()
+            refused = self.layers[layer_idx]
             for layer in self.layers[:layer_idx]:
-                if isinstance(layer, Layer) and layer.get_seq_length() > held:
-                    layer.take_back(layer.get_seq_length() - held)
+                if isinstance(layer, Layer) and isinstance(refused, Layer):
+                    layer.take_back(max(layer.get_seq_length() - refused.get_seq_length(), 0))
             raise
 
 
