@@ -66,11 +66,11 @@ struct Slopes : Modifier {
   template <int V>
   static auto simply(const Block<V>& b, int64_t first, int v) {
     const int64_t* k_at = b.c.points_of_k ? nullptr : b.c.k_at + offset(b.c.k_at_batch, b.p) + first;
-    return [&b, k_at, first, v, slope = b.slope, relative = b.relative[v], base = b.base](
-               vf s, int64_t n) __attribute__((always_inline)) {
-      return k_at ? slope.subtract(s, position_distance(relative, k_at[n], base))
-                  : slope.subtract_any(s, point_distance(b, first + n, v));
-    };
+    return [&b, k_at, first, v, slope = b.slope, relative = b.relative[v], base = b.base](vf s, int64_t n)
+               __attribute__((always_inline)) {
+                 return k_at ? slope.subtract(s, position_distance(relative, k_at[n], base))
+                             : slope.subtract_any(s, point_distance(b, first + n, v));
+               };
   }
 
   // How far a row's query is from the points of W keys.
