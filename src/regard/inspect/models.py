@@ -131,10 +131,10 @@ def _image_report(
     try:
         tape = observed(model, Report.FACTS if facts is None else facts, progress, *inputs, **named)
     except (AssertionError, RuntimeError, ValueError) as error:
-        if not isinstance(image, Tensor) or len(image) > 1:
+        if not isinstance(image, Tensor) or image.dim() == 4 or len(image) > 1:
             raise
         raise ValueError(
-            f"a tensor of shape {listed(image.shape)} came for an image, (channels, height, width) or (1, ...), and "
+            f"a tensor of shape {listed(image.shape)} came for an image of one channel, (1, height, width), and "
             f"{type(model).__name__} raised {type(error).__name__} ({error}). An input that is no image goes to "
             "record: with rg.record(model, rg.Report.FACTS) as tape: model(x), then rg.Report.of(tape.calls, "
             "title=..., model=...)."
