@@ -142,6 +142,37 @@ def written_out(q: Tensor, learned_bias: Tensor, factor: Tensor) -> Tensor:
     return s.softmax(-1) @ q
 
 
+def test_training_behind_a_call_in_inference_mode() -> None:
+    """What is kept of equal functions was made where tensors may not be saved for a backward."""
+    slopes, bias, real = torch.rand(2), torch.rand(1, 2, 20, 20), torch.arange(20)[None] < 17
+    functions: list[tuple[Callable[..., Tensor], Callable[..., Tensor]]] = [
+        (lambda s, b, h, i, j: s - slopes[h] * (i - j).abs(), lambda b, h, i, j: real[b, j]),
+        (lambda s, b, h, i, j: s + bias[b, h, i, j], lambda b, h, i, j: (i >= j) & real[b, j]),
+    ]
+    for score, mask in functions:
+        block_mask = create_block_mask(mask, 1, None, 20, 20, device="cpu")
+        x = torch.randn(1, 2, 20, 8)
+        with torch.inference_mode():
+            seen = flex_attention(x, x, x, score, block_mask=block_mask)
+        q = x.clone().requires_grad_()
+        out = flex_attention(q, q, q, score, block_mask=block_mask)
+        assert torch.equal(out, seen)
+        assert torch.autograd.grad(out.sum(), q)[0].isfinite().all()
+
+
+def test_a_condition_of_numbers_with_few_queries() -> None:
+    """torch.logical_and makes a condition of a tokenizer's integers; whatever the number of queries."""
+    real = torch.tensor([1, 1, 1, 0] * 8)
+    for n in (4, 32):
+        x = torch.randn(1, 2, n, 8)
+        block_mask = create_block_mask(
+            lambda b, h, i, j: torch.logical_and(i >= j, real[j]), None, None, n, n, device="cpu"
+        )
+        found = flex_attention(x, x, x, block_mask=block_mask)
+        expected = rg.attention(x, x, x, mask=rg.Causal() & rg.Dense((real[:n] > 0)[None, :]))
+        torch.testing.assert_close(found, expected)
+
+
 def test_first_and_second_derivatives_of_what_a_score_reads() -> None:
     """Also by torch.func, where the tensors are wrapped."""
     q, bias, factor = (t.detach().double().requires_grad_() for t in (Q, LEARNED, FACTOR))

@@ -113,6 +113,8 @@ def test_nested_tensors(layout: torch.layout) -> None:
         x = torch.nested.as_nested_tensor(rows, layout=layout)
         out, weights = layer(x, x, x, need_weights=False)
         assert weights is None and out.layout == layout
+        for one, added, row in zip(out.unbind(), (x + out).unbind(), rows, strict=True):  # as in a residual block
+            torch.testing.assert_close(added, one + row)
         for one, row in zip(out.unbind(), rows, strict=True):
             expected = layer(row, row, row)[0]
             torch.testing.assert_close(one, expected)

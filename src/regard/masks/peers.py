@@ -153,13 +153,14 @@ def from_flashinfer(
 ) -> Converted:
     """The masks of FlashInfer's prefill: the queries are the last ones; window_left counts besides the query's own.
 
-    custom_mask (nq, nk), True = may attend. Its log-sum-exp has base 2: State.of_lse(out, lse, base=2).
+    custom_mask (nq, nk), True = may attend, takes the place of causal. The log-sum-exp has base 2:
+    State.of_lse(out, lse, base=2).
     Source: flashinfer.single_prefill_with_kv_cache.
 
     >>> from_flashinfer(2, 4, causal=True, window_left=1).mask
     Causal() & Window(before=1, after=None)
     """
-    seen: Mask = Causal() if causal else Everything()
+    seen: Mask = Causal() if causal and custom_mask is None else Everything()
     seen = seen if window_left == -1 else seen & from_flash_window(window_left, -1)
     seen = seen if custom_mask is None else seen & Dense(four_axes(custom_mask, "custom_mask"))
     return Converted(seen, positions=tail(nq, nk))

@@ -84,6 +84,8 @@ def mask_of(x: Any, sizes: Sizes) -> Mask | None:
         sides = [(side, mask_of(side, sizes)) for side in x.args]
         if all(mask is None or isinstance(mask, Everything) for _, mask in sides):
             return None
+        if any(mask is None and side.value.dtype != torch.bool for side, mask in sides):
+            return None  # logical_and of numbers: the sides by themselves are no masks
         a, b = (MaskMod(pair_function(side)) if mask is None else mask for side, mask in sides)
         return a & b
     return _documents(x, sizes) if x.op == ATEN.eq.Tensor else None

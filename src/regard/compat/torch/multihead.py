@@ -28,6 +28,7 @@ from regard.masks.convert import Converted, from_mha, from_sdpa
 from regard.scores.algebra import Score
 from regard.scores.modifiers import Bias
 from regard.scores.similarity import ScaledDot
+from regard.sequences.jagged import nest_like
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -148,6 +149,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         hidden = torch.arange(k.shape[1], device=k.device, dtype=torch.int64) >= counts[:, None]
         out, _ = self.forward(q, k, v, key_padding_mask=hidden, need_weights=False)
         rows = [row[: len(given)] for row, given in zip(out, query.unbind(), strict=True)]
+        if query.layout == torch.jagged:  # with the query's sizes, so that x + layer(x, x, x) is one of tensors alike
+            return nest_like(torch.cat(rows), query)
         return torch.nested.as_nested_tensor(rows, layout=query.layout)
 
 

@@ -81,13 +81,14 @@ def patch(model: nn.Module | None = None, *, report: Callable[[str], object] | N
     NaN. Calls that regard's kernels cannot run go to torch and are counted with the reason: tensors that are not on the
     CPU, not float32, bfloat16 or float16, nested, sparse, or of a subclass, masks and weights included
     (causal_upper_left and causal_lower_right of torch.nn.attention.bias are known); attn_mask with is_causal; of
-    flex_attention, compiled calls, largest scores, and a score_mod that uses a tensor that requires a gradient;
-    torch.func transforms, forward-mode derivatives, tracing. Under torch.compile, patch first or call the compiled
-    model inside the block: its graphs then hold regard's kernels, and are compiled again without them after the end.
-    torch.jit.script compiles torch's own functions, patched or not. Blocks nest; an error restores torch's functions
-    too. The first patch searches all loaded modules, which takes about 20 ms for 4,000 of them; later ones take 0.2 ms
-    unless modules were loaded meanwhile. An installed package that binds one of its old names to torch's function
-    after the first search is not seen.
+    flex_attention, compiled calls and largest scores; torch.func transforms, forward-mode derivatives, tracing. With
+    activation checkpointing (torch.utils.checkpoint) the backward computes forwards again: call it inside the block,
+    `with rg.patch():`; a patched model covers its own forward alone. Under torch.compile, patch first or call the
+    compiled model inside the block: its graphs then hold regard's kernels, and are compiled again without them after
+    the end. torch.jit.script compiles torch's own functions, patched or not. Blocks nest; an error restores torch's
+    functions too. The first patch searches all loaded modules, which takes about 20 ms for 4,000 of them; later ones
+    take 0.2 ms unless modules were loaded meanwhile. An installed package that binds one of its old names to torch's
+    function after the first search is not seen.
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
     >>> with patch():
@@ -116,9 +117,10 @@ class _PatchedForward:
         @functools.wraps(run)
         def patched(*args: Any, **kwargs: Any) -> Any:
             copied = method and args[0] is not self.model()
-            if copied or not self.patches:
+            last = self.patches[-1:]  # read once: another thread may restore it meanwhile
+            if copied or not last:
                 return run(*args, **kwargs)
-            with _Replacing(self.patches[-1]):
+            with _Replacing(last[0]):
                 return run(*args, **kwargs)
 
         vars(patched)[_MARK] = self
