@@ -27,7 +27,8 @@ def copy_of(fn: Callable[..., Any] | None) -> FunctionType | None:
         return None
     found = _copies.get(callable_key(fn, _content))
     if found is None:
-        made = frozen(fn)
+        with torch.inference_mode(False), torch.no_grad():  # training may call with what is kept
+            made = frozen(fn)
         found = _kept(_copies, callable_key(made, _content), _function(made))
     return found
 

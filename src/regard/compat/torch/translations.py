@@ -67,8 +67,7 @@ def translated(score_mod: Mod | None, mask_mod: Mod | None, scale: float, sizes:
     try:
         if transformed() or type(scale) not in (int, float):  # a tensor may change
             raise Unknown
-        with torch.inference_mode(False), torch.no_grad():  # training may call with what is kept
-            copies = copy_of(score_mod), copy_of(mask_mod)
+        copies = copy_of(score_mod), copy_of(mask_mod)
     except Unknown:
         learned = None if score_mod is None else _learned(score_mod, sizes)
         if learned is None:
@@ -79,7 +78,7 @@ def translated(score_mod: Mod | None, mask_mod: Mod | None, scale: float, sizes:
     key = *copies, number_key(scale), sizes, torch.get_default_dtype()
     found = _kept.get(key)
     if found is None:
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():  # training may call with what is kept
             found = _translated(*copies, scale, sizes)
         with _changing:
             _kept[key] = found
