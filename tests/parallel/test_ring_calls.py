@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import regard as rg
 from gloo_processes import Group
 from regard.parallel import Shards, ring_attention, shard
+from regard.parallel.comparison import described
 
 RANKS = 3
 
@@ -157,6 +158,36 @@ def answer_without_a_cpu(_: Any) -> str:
 def test_a_group_without_messages_on_the_cpu_is_refused(gloo: Group) -> None:
     for found in gloo.run(answer_without_a_cpu)[:2]:
         assert found.startswith("group has the backends cuda:gloo, none for tensors on the CPU; expected gloo")
+
+
+@pytest.mark.parametrize("n", [0, 21, 1000])
+def test_balanced_shards_of_masks_that_say_the_same_of_all(n: int) -> None:
+    """Their covers have two axes, or one tile for all."""
+    written = rg.Dense(torch.ones(n, n).tril().bool())
+    for mask in (rg.Everything(), rg.Dilated(3), rg.Where(lambda b, h, i, j: i >= j), written):
+        shards = Shards.balanced(mask, n, RANKS)
+        assert torch.equal(torch.cat(shards.indices).sort().values, torch.arange(n))
+        assert max(shards.lengths) - min(shards.lengths) <= 128
+
+
+def test_shards_of_other_tokens_are_refused() -> None:
+    for shards in (Shards.zigzag(1000, 2), Shards.contiguous(1000, 2)):
+        for n in (1024, 900):
+            with pytest.raises(rg.ShapeError, match=rf"{n:,}|{n} tokens along axis -2; expected 1000"):
+                shard(torch.randn(1, 8, n, 4), shards, 1)
+
+
+def test_a_description_names_no_device_of_a_rank() -> None:
+    """Each rank has a GPU of its own; a tensor without axes is written with it."""
+
+    class Held:
+        def __init__(self, n: int) -> None:
+            self.n = n
+
+        def __repr__(self) -> str:
+            return f"Temperature(t=tensor(2., device='cuda:{self.n}'))"
+
+    assert described(Held(0)) == described(Held(1)) == "Temperature(t=tensor(2.))"
 
 
 @pytest.mark.parametrize("n", [21, 1000, 5000])

@@ -74,6 +74,12 @@ def test_chunks(drawn: Drawn) -> None:
     torch.testing.assert_close(rg.attention_over(q, (part for part in parts)), exact)
 
 
+def test_a_part_that_is_none_is_no_end(drawn: Drawn) -> None:
+    q, k, v, *_ = drawn
+    with pytest.raises(TypeError, match="part 1 of Chunks is None"):
+        rg.attention_over(q, iter([(k, v), None, (k, v)]))
+
+
 def test_an_iterator_is_read_once(drawn: Drawn) -> None:
     q, k, v = drawn
     source = Chunks(iter(chunks(k, v)))

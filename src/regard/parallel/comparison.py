@@ -70,8 +70,8 @@ def _texts(peers: Peers, own: str) -> list[str]:
 
 
 def described(value: object, tensors: Sequence[Tensor] = ()) -> str:
-    """A value as ranks compare it: its text without addresses, and the content of its tensors."""
-    return " ".join([re.sub(" at 0x[0-9a-f]+", "", repr(value)), *map(_checksum, tensors)])
+    """A value as ranks compare it: its text without addresses and devices, and the content of its tensors."""
+    return " ".join([re.sub(r" at 0x[0-9a-f]+|,\s*device='[^']*'", "", repr(value)), *map(_checksum, tensors)])
 
 
 def _checksum(t: Tensor) -> str:

@@ -16,7 +16,7 @@ from regard.core.arrays import of_numbers
 from regard.core.cotangents import linear_in
 from regard.core.errors import ShapeError
 from regard.core.region import Frame
-from regard.core.shapes import blocks, count_of
+from regard.core.shapes import blocks, count_of, listed
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Cover, Mask
 from regard.parallel.comparison import CallDescription, PartOfTokens, agree
@@ -71,7 +71,8 @@ class Shards:
         size = min(TILE, -(-n // (LEAST * ranks)) or 1)
         cover = mask.cover(Frame.of(n).tiling(size, size)) != Cover.NONE
         pieces = [range(s.start, s.stop) for s in blocks(n, size)]
-        cost = cover.expand(*cover.shape[:-2], len(pieces), len(pieces)).float().sum(-1).flatten(0, -2).mean(0).tolist()
+        cover = cover.expand(*cover.shape[:-2], len(pieces), len(pieces))  # which may have axes of batch and heads
+        cost = cover.float().sum(-1).reshape(-1, len(pieces)).mean(0).tolist() if pieces else []
         room, load = [-(-len(pieces) // ranks)] * ranks, [0.0] * ranks
         mine: list[list[int]] = [[] for _ in range(ranks)]
         for piece in sorted(range(len(pieces)), key=lambda piece: -cost[piece]):
@@ -126,11 +127,16 @@ class Shards:
 
 
 def shard(x: Tensor, shards: Shards, rank: int, dim: int = -2) -> Tensor:
-    """The part of a rank of a tensor of all tokens along `dim`.
+    """The part of a rank of a tensor of all tokens along `dim`. ShapeError where the shards are of other tokens.
 
     >>> shard(torch.arange(8), Shards.striped(8, 2), 1, dim=0)
     tensor([1, 3, 5, 7])
     """
+    if x.shape[dim] != shards.n:
+        raise ShapeError(
+            f"x has shape {listed(x.shape)}, {count_of(x.shape[dim], 'token')} along axis {dim}; expected {shards.n}, "
+            f"as {shards!r} have: make the shards of these tokens."
+        )
     return select(x, shards.of_ranks[rank], dim)
 
 

@@ -92,12 +92,15 @@ class Chunks(Source):
         return f"Chunks({many})"
 
 
+_END = object()  # None may be a part that a function forgot to return, which is an error
+
+
 def _numbered(given: Iterator[Any], name: str) -> Generator[Part, None, None]:
     first, n, placed = 0, 0, None
     while True:
         with named_errors(f"part {n} of the source {name}"):
-            part = next(given, None)
-        if part is None:
+            part = next(given, _END)
+        if part is _END:
             break
         k, v, *positions = _checked(part, n)
         if placed is not None and placed != bool(positions):
