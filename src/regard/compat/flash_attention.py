@@ -21,14 +21,12 @@ Source: Dao 2023 (arXiv 2307.08691); flash_attn/flash_attn_interface.py, flash-a
 
 from __future__ import annotations
 
-import math
-import operator
-from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
+from regard.compat.flash_attention_call import CachedTokens, Options, Window, bounds, run
 from regard.compat.flash_attention_checks import (
     check_axes,
     check_new_rows,
@@ -43,21 +41,9 @@ from regard.compat.flash_attention_checks import (
     refuse_probabilities,
 )
 from regard.compat.flash_attention_rows import packed_rows, rotated, write_rows
-from regard.core.dropout import Dropout
 from regard.core.errors import ShapeError, Unsupported
-from regard.core.paged import Paged
-from regard.core.positions import Positions, tail
 from regard.core.shapes import count_of
-from regard.masks.algebra import Everything, Mask
-from regard.masks.convert import check_as_many, cu_seqlens_positions, from_cu_seqlens, from_flash_window
-from regard.masks.positional import Causal
-from regard.masks.ragged import Lengths
-from regard.runtime.binding import BoundCall
-from regard.scores.algebra import Score
-from regard.scores.modifiers import Alibi, SoftCap
-from regard.scores.similarity import ScaledDot
-
-Window = Sequence[int] | Tensor
+from regard.masks.convert import check_as_many, cu_seqlens_positions, from_cu_seqlens
 
 
 def flash_attn_func(
@@ -85,16 +71,16 @@ def flash_attn_func(
     """
     check_axes(("q", q), ("k", k), ("v", v), shape="(batch, n, heads, d)")
     refuse_probabilities(return_attn_probs, dropout_p)
-    options = (dropout_p, softmax_scale, causal, window_size, softcap)
+    options = Options(softmax_scale, causal, window_size, softcap, dropout_p)
     if _by_sequence(alibi_slopes) and len(q):
         check_slopes(alibi_slopes, len(q), q.shape[2])
         if not len(q) == len(k) == len(v):
             raise ShapeError(f"q, k and v have batches of {len(q)}, {len(k)} and {len(v)}; expected as many sequences.")
         rows = (slice(b, b + 1) for b in range(len(q)))
-        parts = [_attend_to_last(q[b], k[b], v[b], *options, alibi_slopes[b.start]) for b in rows]
+        parts = [run(options.bind_to_last(q[b], k[b], v[b], alibi_slopes[b.start])) for b in rows]
         out, lse = (torch.cat(t) for t in zip(*parts, strict=True))
     else:
-        out, lse = _attend_to_last(q, k, v, *options, alibi_slopes)
+        out, lse = run(options.bind_to_last(q, k, v, alibi_slopes))
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -138,22 +124,20 @@ def flash_attn_varlen_func(
     check_axes(("k", k), ("v", v), shape="(total, heads, d)")
     cu_seqlens_q = checked_totals(cu_seqlens_q, "cu_seqlens_q", len(q))
     cu_seqlens_k = checked_totals(cu_seqlens_k, "cu_seqlens_k", len(k))
+    options = Options(softmax_scale, causal, window_size, softcap, dropout_p)
     if _by_sequence(alibi_slopes) and len(cu_seqlens_q) > 1:
         check_as_many(cu_seqlens_q, cu_seqlens_k)
         check_slopes(alibi_slopes, len(cu_seqlens_q) - 1, q.shape[1])
-        options = (dropout_p, softmax_scale, causal, window_size, softcap)
-        bounds = (cu.unfold(0, 2, 1).tolist() for cu in (cu_seqlens_q, cu_seqlens_k))
+        spans = (cu.unfold(0, 2, 1).tolist() for cu in (cu_seqlens_q, cu_seqlens_k))
         parts = [
-            _attend_to_last(q[None, i:m], k[None, j:n], v[None, j:n], *options, slopes)
-            for (i, m), (j, n), slopes in zip(*bounds, alibi_slopes, strict=True)
+            run(options.bind_to_last(q[None, i:m], k[None, j:n], v[None, j:n], slopes))
+            for (i, m), (j, n), slopes in zip(*spans, alibi_slopes, strict=True)
         ]
         out, lse = torch.cat([part[0] for part in parts], 1), torch.cat([part[1] for part in parts], 2)
     else:
-        mask = from_cu_seqlens(cu_seqlens_q, cu_seqlens_k) & _mask(causal, window_size)
+        mask = from_cu_seqlens(cu_seqlens_q, cu_seqlens_k) & options.mask()
         positions = cu_seqlens_positions(cu_seqlens_q, cu_seqlens_k)
-        score = _score(softmax_scale, softcap, alibi_slopes)
-        q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
-        out, lse = _run(_bound(q, k, v, score, mask, positions, dropout_p))
+        out, lse = run(options.bind(q[None], k[None], v[None], alibi_slopes, mask, positions))
     return (out[0], lse[0], None) if return_attn_probs else out[0]
 
 
@@ -215,122 +199,36 @@ def flash_attn_with_kvcache(
         lengths = room if cache_seqlens is None else cache_seqlens
         if not isinstance(lengths, Tensor):
             lengths = torch.as_tensor(lengths, dtype=None, device="cpu")
-        held = checked_lengths(lengths, batch)
-        each, held = held.dim() > 0, held.to(q.device).expand(batch)
+        lengths = checked_lengths(lengths, batch).to(q.device)
+        held = lengths.expand(batch)
         if rotary_cos is not None and rotary_sin is not None:
             if k is None:
                 raise ValueError("rotary_cos is given without k; expected new keys to rotate with q.")
             if cache_leftpad is not None:
                 raise Unsupported("rotary_cos with cache_leftpad; rotate q and k before the call.")
-            one_place = not causal and _bounds(window_size) == (-1, -1)
+            one_place = not causal and bounds(window_size) == (-1, -1)
             q = rotated(q, rotary_cos, rotary_sin, held, rotary_interleaved, advance=not one_place)
             k = rotated(k, rotary_cos, rotary_sin, held, rotary_interleaved, advance=True)
-        total = held if k is None or v is None else held + k.shape[1]
-        n = int(total.max()) if batch else 0
+        new = 0 if k is None or v is None else k.shape[1]
+        n = int(held.max()) + new if batch else 0
         if n > room:
             raise ValueError(
                 f"the cache has room for {count_of(room, 'token')}; {n} were to be held. Allocate a larger cache."
             )
-        table = pages_in_use(table, total, k_cache.shape[1], len(k_cache))
-        mask = _mask(causal, window_size)
-
-        def call(rows: slice, slopes: Tensor | None) -> BoundCall:
-            score, left = _score(softmax_scale, softcap, slopes), None if cache_leftpad is None else cache_leftpad[rows]
-            return _on_pages(q[rows], (k_cache, v_cache), table[rows], total[rows], each, left, score, mask)
-
+        table = pages_in_use(table, held + new, k_cache.shape[1], len(k_cache))
+        tokens = CachedTokens((k_cache, v_cache), table, (held if lengths.dim() else lengths) + new, cache_leftpad)
+        options = Options(softmax_scale, causal, window_size, softcap)
         if _by_sequence(alibi_slopes) and batch:
             check_slopes(alibi_slopes, batch, q.shape[2])
-            calls = [call(slice(b, b + 1), alibi_slopes[b]) for b in range(batch)]
+            rows = (slice(b, b + 1) for b in range(batch))
+            calls = [tokens.of(b).bind(q[b], alibi_slopes[b.start], options) for b in rows]
         else:
-            calls = [call(slice(None), alibi_slopes)]
+            calls = [tokens.bind(q, alibi_slopes, options)]
         if k is not None and v is not None:  # everything else fits
             write_rows((k_cache, v_cache), (k, v), table, held)
-        out, lse = (torch.cat(t) for t in zip(*map(_run, calls), strict=True))
+        out, lse = (torch.cat(t) for t in zip(*map(run, calls), strict=True))
     return (out, lse) if return_softmax_lse else out
-
-
-def _attend_to_last(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Window,
-    softcap: float,
-    slopes: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """out (batch, nq, heads, dv) and lse (batch, heads, nq) of q (batch, nq, heads, d), the last of the tokens."""
-    mask, positions = _mask(causal, window_size), tail(q.shape[1], k.shape[1], q.device)
-    score = _score(softmax_scale, softcap, slopes)
-    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    return _run(_bound(q, k, v, score, mask, positions, dropout_p))
-
-
-def _on_pages(
-    q: Tensor,
-    pools: tuple[Tensor, Tensor],
-    table: Tensor,
-    total: Tensor,
-    each: bool,
-    left: Tensor | None,
-    score: Score,
-    mask: Mask,
-) -> BoundCall:
-    """The call of some sequences on their pages, checked; no key is read yet.
-
-    total  how many tokens each has, (batch,); each: whether they may differ
-    left   where each begins, or None
-    """
-    nq, n = q.shape[1], int(total.max()) if len(total) else 0
-    positions = tail(nq, n, q.device)
-    if each:
-        at = torch.arange(nq, device=q.device, dtype=torch.int64)
-        mask, positions = mask & Lengths(keys=total), Positions(total[:, None] - nq + at, positions.k)
-    if left is not None:
-        mask = mask & Lengths(first=left.clamp(max=n))
-    keys, values = (Paged(t.transpose(1, 2), table, n) for t in pools)
-    return _bound(q.transpose(1, 2), keys, values, score, mask, positions, 0.0)
-
-
-def _bound(
-    q: Tensor, k: Tensor, v: Tensor, score: Score, mask: Mask, positions: Positions, dropout_p: float
-) -> BoundCall:
-    """A call on q (batch, heads, nq, d), checked."""
-    return BoundCall(q, k, v, score, mask, positions, None, Dropout(dropout_p) if dropout_p else None)
-
-
-def _run(call: BoundCall) -> tuple[Tensor, Tensor]:
-    """out (batch, nq, heads, dv) and lse (batch, heads, nq)."""
-    with call.precision():
-        out, stats = call.run_with_stats(None)
-        return out.to(call.problem.dtype).transpose(1, 2).contiguous(), stats.lse.masked_fill(stats.empty, math.inf)
-
-
-def _score(scale: float | None, softcap: float, slopes: Tensor | None) -> Score:
-    score: Score = ScaledDot(scale)
-    score = score >> SoftCap(softcap) if softcap > 0 else score
-    if slopes is None or _by_sequence(slopes):  # of no sequence: others have a call each
-        return score
-    return score >> Alibi(slopes)
 
 
 def _by_sequence(slopes: Tensor | None) -> TypeGuard[Tensor]:
     return slopes is not None and slopes.dim() == 2
-
-
-def _bounds(window_size: Window) -> tuple[int, int]:
-    """(left, right) as numbers, of two integers in whatever holds them: a tuple, a tensor, an array."""
-    try:
-        left, right = map(operator.index, window_size)
-    except (TypeError, ValueError):
-        raise TypeError(f"window_size is {window_size!r}; expected two integers, (left, right).") from None
-    return left, right
-
-
-def _mask(causal: bool, window_size: Window) -> Mask:
-    left, right = _bounds(window_size)
-    right = 0 if causal else right
-    if left == -1 and right < 1:
-        return Causal() if right == 0 else Everything()
-    return from_flash_window(left, right)
