@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from needed import needs_kernels
-from pair_definition import Mod, largest_errors
+from pair_definition import BATCH, HEADS, WIDTH, Mod, largest_errors
+from regard.compat.torch import flex_attention
 
 pytestmark = needs_kernels
 
@@ -54,6 +55,7 @@ MASK_MODS: dict[str, Mod] = {
     "by quotients": lambda b, h, i, j: torch.where(i % 2 == 0, i / 2 >= j, i >= j),
     "rounded to 0": lambda b, h, i, j: torch.div(i - j, 5, rounding_mode="trunc") == torch.fmod(i - j, 3),
     "bits": lambda b, h, i, j: ((i & j) == 0) | ((i ^ j) < 9) | ((j << 1) == (i >> 1)) | (~i == -j),
+    "whole numbers beyond those of a float": lambda b, h, i, j: torch.relu((i - j) * 2**23 + j) <= 2**27 + 3,
     "not": lambda b, h, i, j: torch.logical_not(torch.logical_xor(i % 3 == 0, j % 3 == 0)) | ~(i != j),
 }
 
@@ -68,3 +70,22 @@ def test_score_mods(name: str) -> None:
 def test_mask_mods(name: str) -> None:
     errors = largest_errors(None, lambda numbers: MASK_MODS[name])
     assert max(errors.values()) <= 3e-5, errors
+
+
+CLAMPS = {
+    "above": lambda s, n: s.clamp(max=n),
+    "below": lambda s, n: s.clamp(min=n),
+    "both": lambda s, n: s.clamp(-n, n),
+}
+
+
+@pytest.mark.parametrize("name", CLAMPS)
+@pytest.mark.parametrize("bound", ["a number", "of heads"])
+def test_a_bound_of_nan_makes_nan(name: str, bound: str) -> None:
+    """A learned bound that diverged is seen in the output."""
+    clamp, one = CLAMPS[name], bound == "a number"
+    limits = torch.full((HEADS,), math.nan) if one else torch.tensor([math.nan, 0.5, 9.0, math.nan])
+    x = torch.randn(BATCH, HEADS, 40, WIDTH)
+    out = flex_attention(x, x, x, lambda s, b, h, i, j: clamp(s, math.nan if one else limits[h]))
+    scores = clamp(x @ x.mT / WIDTH**0.5, limits[:, None, None])
+    torch.testing.assert_close(out, torch.softmax(scores, -1) @ x, equal_nan=True)

@@ -155,6 +155,8 @@ def _clamp(low: Lowering, x: Node, a: Any, min: Any = None, max: Any = None) -> 
             value = low.integer(f"INT_{op}", value, limit)
             continue
         beyond = low.code.do("LT", *((value, limit) if op == "MAX" else (limit, value)))  # its slope is 1 at a bound
+        if not low.code.is_float(limit) or math.isnan(low.code.float_of(limit)):  # a bound of NaN makes all numbers NaN
+            beyond = low.code.do("OR", beyond, low.code.do("NOT", low.code.do("EQ", limit, limit)))
         value = low.code.do("WHERE", beyond, limit, value)
     return value
 
@@ -202,6 +204,8 @@ def _detached(low: Lowering, x: Node, a: Any) -> int:
 
 
 def _relu(low: Lowering, x: Node, a: Any) -> int:
+    if not x.dtype.is_floating_point:
+        return low.integer("INT_MAX", low.as_int(low.value(a)), low.whole(0))
     value, zero = low.as_float(low.value(a)), low.code.number(0.0)
     return low.code.do("WHERE", low.code.do("LE", value, zero), zero, value)
 
