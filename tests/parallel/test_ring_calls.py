@@ -173,7 +173,7 @@ def test_balanced_shards_of_masks_that_say_the_same_of_all(n: int) -> None:
 def test_shards_of_other_tokens_are_refused() -> None:
     for shards in (Shards.zigzag(1000, 2), Shards.contiguous(1000, 2)):
         for n in (1024, 900):
-            with pytest.raises(rg.ShapeError, match=rf"{n:,}|{n} tokens along axis -2; expected 1000"):
+            with pytest.raises(rg.ShapeError, match=rf"{n} tokens along axis -2; expected 1000"):
                 shard(torch.randn(1, 8, n, 4), shards, 1)
 
 
