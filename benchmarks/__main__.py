@@ -33,7 +33,8 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_intermixed_args(arguments)
+    parser = _parser()
+    options = parser.parse_intermixed_args(arguments)
     named = options.words[:1] if options.words[:1] and options.words[0] in TABLES else []
     table, words = (*named, "inference")[0], options.words[len(named) :]
     name = table + (f"-{options.isa}" if options.isa else "")
@@ -41,6 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.redraw:
         _write(Report.load((options.output or RESULTS) / f"{name}.json"), options.output or RESULTS, name)
         return 0
+    if options.resume and output is None:
+        parser.error("--resume: a part of a table is printed, not written; name the --output FOLDER of the other run.")
+    if options.resume and not (before := output / f"{name}.json").exists():
+        parser.error(f"--resume: there is no {before}; leave out --resume to begin.")
     if options.isa:
         os.environ["REGARD_ISA"] = options.isa
     cases = [case for case in TABLES[table] if not words or any(word in f"{case.group} {case.title}" for word in words)]
