@@ -75,7 +75,7 @@ class Tape:
         self._calls = list[Recorded]()
         self._count = Counter[str]()
         self._masks = list[Tensor]()
-        self._positions = head(0, 0)
+        self._positions = head(0, 0)  # those of the last call that had tensors: of no call yet
 
     @property
     def calls(self) -> tuple[Recorded, ...]:

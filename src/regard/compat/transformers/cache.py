@@ -130,7 +130,7 @@ class Layer(CacheLayerMixin):
         return "Layer()" if self.cache is None else f"Layer({self.cache!r})"
 
 
-class _Layers(Cache):
+class _TakesBack(Cache):
     """What the caches share: of a forward that one layer refuses, no layer keeps the tokens.
 
     Those of transformers' own layers, where a model has some (Mamba, convolutions), have seen them all the same.
@@ -139,11 +139,9 @@ class _Layers(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        if torch.compiler.is_compiling():
-            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
         try:
             return super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        except Exception:
+        except BaseException:
             refused = self.layers[layer_idx]
             for layer in self.layers[:layer_idx]:
                 if isinstance(layer, Layer) and isinstance(refused, Layer):
@@ -151,14 +149,16 @@ class _Layers(Cache):
             raise
 
 
-class GrowingCache(_Layers):
+class GrowingCache(_TakesBack):
     """A cache for `generate` whose layers are regard.nn.GrowingCache: any number of tokens, copied once each.
 
+    It takes the place of transformers' DynamicCache, which copies all keys at every step: beams, assisted and
+    prompt-lookup decoding, left padding, a prompt's cache that is copied for several continuations (copy.deepcopy).
+
     config: that of the model. A layer with a sliding window, or with chunks, is a regard.nn.RollingCache and keeps its
-    window; layers without keys (Mamba, convolutions) are transformers' own, and without dtype those that index their
-    keys, or have a recurrence beside them (Falcon-H1, Zamba), too; the other caches refuse these. It takes
-    the place of transformers' DynamicCache, which copies all keys at every step: beams, assisted and prompt-lookup
-    decoding, left padding, a prompt's cache that is copied for several continuations (copy.deepcopy).
+    window. Layers without keys (Mamba, convolutions) are transformers' own. Layers that index their keys, or have a
+    recurrence beside them (Falcon-H1, Zamba), are transformers' own too where dtype is None; ValueError with int8, and
+    in the other caches.
 
     A cache is for inference: raises ValueError for keys that require a gradient where gradients are recorded. Shapes
     are not fixed: torch.compile makes several graphs with it, and one with transformers' StaticCache.
@@ -182,7 +182,7 @@ class GrowingCache(_Layers):
         super().__init__(layers=_layers(type(self).__name__, config, partial(_growing, dtype), -1, dtype, of_others))
 
 
-class FixedCache(_Layers):
+class FixedCache(_TakesBack):
     """A cache for `generate` whose layers are regard.nn.FixedCache: memory for `capacity` tokens, allocated once.
 
     The batch is that of the first forward, beams included; `reset` keeps the memory. A forward with more tokens than
@@ -200,7 +200,7 @@ class FixedCache(_Layers):
         super().__init__(layers=_layers(type(self).__name__, config, partial(_fixed, capacity, dtype), capacity, dtype))
 
 
-class PagedCache(_Layers):
+class PagedCache(_TakesBack):
     """A cache for `generate` whose layers are regard.nn.PagedCache: each has a pool of `pages` pages of `page_size`.
 
     Beams, and continuations of one prompt, share the pages of their common tokens: reordering copies tables, no keys. A

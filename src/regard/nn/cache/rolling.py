@@ -53,8 +53,8 @@ class RollingCache(ContiguousCache):
             self._kept = self._length
 
     def take_back(self, n: int) -> None:
-        kept = self._kept  # the length that `keep` asked for: nobody who calls a layer has cropped
-        super().take_back(n)
+        kept = self._kept
+        super().take_back(n)  # which crops, and so moves the length that `crop` can come back to
         self._kept = kept
 
     def reset(self) -> None:
