@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -94,3 +95,19 @@ def test_an_iterator_is_refused_and_not_used_up() -> None:
     with pytest.raises(ValueError, match="would use it up"):
         rg.explain_over(Q, parts)
     assert rg.attention_over(Q, parts).shape == (2, 3, 8)
+
+
+def test_parts_are_not_kept() -> None:
+    """A function may make each part anew: all of them together may be more than memory holds."""
+    alive, most = weakref.WeakSet[Tensor](), list[int]()
+
+    def parts() -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(20):
+            most.append(len(alive))
+            k, v = torch.randn(2, 4, 8), torch.randn(2, 4, 5)
+            alive.update((k, v))
+            yield k, v
+
+    plan = rg.explain_over(Q, parts)
+    assert dict(plan.facts)["parts"] == "20 read (80 keys)"
+    assert max(most) <= 3 * 2

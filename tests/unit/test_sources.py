@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,6 +133,31 @@ def test_a_gradient_that_could_not_arrive_is_refused(drawn: Drawn, ahead: int, o
 def test_what_is_no_part_is_refused(parts: object, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         rg.attention_over(torch.zeros(1, 3), parts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("parts", "error", "said"),
+    [
+        ((), ValueError, r"Own\(\) gave no part; expected one at least"),
+        (
+            (Part(0, 2, torch.arange(2), lambda: (torch.zeros(2, 3),) * 2), None),
+            TypeError,
+            r"part 1 .* is None",
+        ),
+        (((torch.zeros(2, 3), torch.zeros(2, 3)),), TypeError, "is a tuple; expected a regard.sources.Part"),
+    ],
+)
+def test_what_a_source_of_ones_own_must_give(parts: tuple[Any, ...], error: type[Exception], said: str) -> None:
+    class Own(rg.sources.Source):
+        def parts(self) -> Iterator[Any]:
+            return iter(parts)
+
+        def __repr__(self) -> str:
+            return "Own()"
+
+    for call in (rg.attention_over, rg.explain_over):
+        with pytest.raises(error, match=said):
+            call(torch.zeros(1, 3), Own())
 
 
 @pytest.mark.parametrize("size", [None, 1, 7, 29, 100])

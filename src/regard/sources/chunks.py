@@ -118,11 +118,6 @@ def _numbered(given: Iterator[Any], name: str) -> Generator[Part, None, None]:
         # every key is an own view, so that a part that is not read is not copied
         yield Part(first, count, stand, lambda k=k, v=v: (loaded(k), loaded(v)))
         first, n = first + count, n + 1
-    if n == 0:
-        raise ValueError(
-            f"the source {name} gave no part; expected one at least. An iterator that was read before gives nothing: "
-            "pass a list, or a function that returns a new iterator."
-        )
 
 
 def _checked(part: Any, n: int) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from regard.runtime.dispatch import Explanation
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 from regard.sources.over_call import over_call
-from regard.sources.source import Part, Source, closed_at_the_end
+from regard.sources.source import Part, Source
 
 
 @answers_calls_over
@@ -53,17 +54,20 @@ def explain_over(
             f"the source {source!r} is an iterator: explaining it would use it up. Pass a list, or a function that "
             "returns a new iterator."
         )
-    read, skipped, largest = list[Part](), list[Part](), None
-    parts = source.parts()
-    with torch.no_grad(), closed_at_the_end(parts):
+    read, skipped = list[int](), list[int]()  # how many keys each part has
+    first: Part | None = None
+    largest: Part | None = None
+    with torch.no_grad(), closing(call.parts()) as parts:
         for part in parts:
             hidden = call.hides(q, part)
-            (skipped if hidden else read).append(part)
+            (skipped if hidden else read).append(part.count)
+            first = first or part
             if not hidden and (largest is None or part.count > largest.count):
                 largest = part
-        if largest is None:  # the answer has the shape that the first part says
-            largest = skipped.pop(0)
-            read.append(largest)
+        if largest is None and first is not None:  # the answer has the shape that the first part says
+            largest = first
+            read.append(skipped.pop(0))
+        assert largest is not None, "`parts` raises where there is none"
         k, v = (arrays.tensor(x, name).to(q.device) for x, name in zip(largest.read(), "kv", strict=True))
         found = call.explain(q, largest, k, v)
     held = k.nbytes + v.nbytes
@@ -80,9 +84,9 @@ def explain_over(
     return Explanation(found.backend, found.reasons, facts)
 
 
-def _counted(parts: list[Part], what: str, why: str) -> str:
-    return f"{len(parts)} {what} ({count_of(sum(part.count for part in parts), 'key')}){why}"
+def _counted(parts: list[int], what: str, why: str) -> str:
+    return f"{len(parts)} {what} ({count_of(sum(parts), 'key')}){why}"
 
 
-def _skipped(parts: list[Part]) -> str:
+def _skipped(parts: list[int]) -> str:
     return ", " + _counted(parts, "skipped", f": the mask hides all of {'it' if len(parts) == 1 else 'them'}")

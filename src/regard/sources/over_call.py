@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from regard.core.positions import Positions
 from regard.core.region import Frame
 from regard.core.shapes import count_of, listed
 from regard.core.state import RowStats, State
+from regard.core.wrong_calls import kind_of
 from regard.masks.algebra import Cover, Everything, Mask
 from regard.runtime.binding import BoundCall
 from regard.runtime.dispatch import Explanation, explanation
@@ -116,7 +117,7 @@ class OverCall:
                     )
                 state = found if state is None else state | found
                 del k, v  # before the next part is waited for
-        assert state is not None, "a source gives a part, or raises"
+        assert state is not None, "`parts` raises where there is none"
         return state
 
     def gradients(self, q: Tensor, whole: RowStats, out: Tensor, g: Tensor, needs: tuple[bool, ...]) -> tuple[Any, ...]:
@@ -198,8 +199,7 @@ class OverCall:
     def _visible_parts(self, q: Tensor) -> Generator[Part, None, None]:
         """Without those that are known to be hidden; where all are, the first, which says what shape the answer has."""
         hidden, seen = None, False
-        parts = self.source.parts()
-        with closed_at_the_end(parts):
+        with closing(self.parts()) as parts:
             for part in parts:
                 if self.hides(q, part):
                     hidden = part if hidden is None and not seen else hidden
@@ -208,6 +208,23 @@ class OverCall:
                     yield part
             if hidden is not None:
                 yield hidden
+
+    def parts(self) -> Generator[Part, None, None]:
+        """The parts of the source, one at least. ValueError where it gives none, TypeError where it gives no Part."""
+        n, parts = 0, self.source.parts()
+        with closed_at_the_end(parts):
+            for part in parts:
+                if not isinstance(part, Part):  # pyright: ignore[reportUnnecessaryIsInstance]
+                    raise TypeError(
+                        f"part {n} of the source {self.source!r} is {kind_of(part)}; expected a regard.sources.Part."
+                    )
+                yield part
+                n += 1
+        if not n:
+            raise ValueError(
+                f"the source {self.source!r} gave no part; expected one at least. An iterator that was read before "
+                "gives nothing: pass a list, or a function that returns a new iterator."
+            )
 
     def hides(self, q: Tensor, part: Part) -> bool:
         """Whether the mask says of every tile that no query sees any of its keys."""
