@@ -166,6 +166,23 @@ def test_a_part_of_any_indices_stays_on_tiles() -> None:
     assert "in a part of a call whose queries or keys are not evenly spaced" in str(why)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.parametrize("name", ["zigzag", "in any order", "striped", "all queries"])
+@pytest.mark.parametrize("mask", [*MASKS, *PROGRAMS])
+def test_flex_attends_as_the_whole_does(mask: str, name: str) -> None:
+    """It asks about single pairs."""
+    part, frame = of_part(name)
+    q, k, v = torch.randn(2, 3, frame.nq, 8), torch.randn(2, 3, frame.nk, 8), torch.randn(2, 3, frame.nk, 5)
+    score = score_of_part(rg.ScaledDot() >> Placed(torch.randn(NQ), torch.randn(2, NK), torch.randn(3, NQ, NK)), part)
+    seen = mask_of_part((MASKS | PROGRAMS)[mask], part)
+    with torch.compiler.set_stance("force_eager"):
+        own, dense = (
+            rg.attention(q, k, v, score=score, mask=seen, positions=frame.positions, backend=backend)
+            for backend in (rg.Flex(devices=("cpu",)), rg.Reference())
+        )
+    torch.testing.assert_close(own, dense)
+
+
 @pytest.mark.parametrize("mask", [~rg.Causal(), rg.Dense(torch.ones(NQ, NK).bool()) | rg.Causal()], ids=repr)
 def test_a_part_of_regards_own_mask_is_no_function(mask: rg.Mask) -> None:
     part, _ = of_part("contiguous")

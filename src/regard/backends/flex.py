@@ -17,7 +17,7 @@ from regard.backends.base import Backend, ForwardResult, Result, recorded_backwa
 from regard.backends.streaming.backward import Cotangents
 from regard.call.problem import Problem
 from regard.core.positions import Span, counted
-from regard.core.region import Frame
+from regard.core.region import Frame, Indices, moved
 from regard.core.state import State
 from regard.core.value import Value, is_regards_own, names
 from regard.masks.algebra import Cover, Everything, Mask
@@ -100,6 +100,14 @@ class Point:
         t = self.frame.lift(t)
         last = (self.h, self.row, self.col)[3 - min(t.dim(), 3) :]
         return self._pick(t, *last)
+
+    def in_whole(self, whole: Frame, rows: Indices | None, cols: Indices) -> Point:
+        """As Region's."""
+        row, col = (
+            n if some is None else moved(n, some, count, whole.device)
+            for n, some, count in ((self.row, rows, self.frame.nq), (self.col, cols, self.frame.nk))
+        )
+        return Point(whole, self.b, self.h, cast(Tensor, row), cast(Tensor, col))
 
     def _pick(self, t: Tensor, *last: Tensor) -> Tensor:
         """t at this batch element and at `last`; axes of size 1 are shared."""

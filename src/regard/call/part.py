@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.core.region import Frame, Index, Region, Tiling
+from regard.core.region import Frame, Index, Indices, Region, Tiling, moved
 from regard.masks.intervals import OF_KEYS, IntervalRule
-
-Indices = range | Tensor
 
 
 class PartOfCall(ABC):
@@ -66,7 +64,7 @@ class QueriesAndKeys(PartOfCall):
 
     def region(self, at: Region) -> Region:
         ranges = not isinstance(self.rows, Tensor) and not isinstance(self.cols, Tensor)
-        return _RegionOfRanges(at, self) if ranges else _RegionOfWhole(at, self)
+        return _RegionOfRanges(at, self) if ranges else _RegionOfIndices(at, self)
 
     def tiling(self, at: Tiling) -> Tiling:
         return _TilingOfWhole(at, self)
@@ -187,11 +185,11 @@ class _RegionOfRanges(RegionOfPart):
     @property
     def rows(self) -> Index:
         some = self._some.rows
-        return self.at.rows if some is None else _moved(self.at.rows, some, self.at.frame.nq, self.at.frame.device)
+        return self.at.rows if some is None else moved(self.at.rows, some, self.at.frame.nq, self.at.frame.device)
 
     @property
     def cols(self) -> Index:
-        return _moved(self.at.cols, self._some.cols, self.at.frame.nk, self.at.frame.device)
+        return moved(self.at.cols, self._some.cols, self.at.frame.nk, self.at.frame.device)
 
     @property
     def row(self) -> Tensor:
@@ -217,32 +215,37 @@ def _in_whole(index: Tensor, indices: Indices | None) -> Tensor:
     return index if indices is None else index * indices.step + indices.start
 
 
-class _RegionOfWhole(Region):
-    """A region of a part, as one of the whole: rows and columns have their indices there, and the part's positions."""
+class _RegionOfIndices(RegionOfPart):
+    """Where they are tensors: the whole's tensors are read at their indices, without a copy of the part."""
 
     def __init__(self, at: Region, part: QueriesAndKeys) -> None:
-        frame = part.frame(at.frame)
-        rows = at.rows if part.rows is None else _moved(at.rows, part.rows, at.frame.nq, frame.device)
-        super().__init__(frame, rows, _moved(at.cols, part.cols, at.frame.nk, frame.device))
-        self._part = at
+        super().__init__(at, part)
+        self._whole = at.in_whole(part.frame(at.frame), part.rows, part.cols)
 
     @property
-    def i(self) -> Tensor:
-        return self._part.i
+    def rows(self) -> Index:
+        return self._whole.rows
 
     @property
-    def j(self) -> Tensor:
-        return self._part.j
+    def cols(self) -> Index:
+        return self._whole.cols
 
+    @property
+    def row(self) -> Tensor:
+        return self._whole.row
 
-def _moved(index: Index, indices: Indices, count: int, device: torch.device) -> Index:
-    """What an index of a part's entries is among those of the whole."""
-    if isinstance(indices, Tensor):
-        return indices.to(device)[index]
-    if isinstance(index, Tensor):
-        return index * indices.step + indices.start
-    chosen = indices[slice(*index.indices(count))]
-    return slice(chosen.start, chosen.stop, chosen.step)
+    @property
+    def col(self) -> Tensor:
+        return self._whole.col
+
+    def queries(self, t: Tensor) -> Tensor:
+        return self._whole.queries(t)
+
+    def keys(self, t: Tensor) -> Tensor:
+        return self._whole.keys(t)
+
+    def pairs(self, t: Tensor) -> Tensor:
+        return self._whole.pairs(t)
 
 
 class _TilingOfWhole(Tiling):

@@ -20,6 +20,7 @@ from regard.core.shapes import blocks, listed
 from regard.core.tracing import data_unavailable
 
 Index = slice | Tensor
+Indices = range | Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +153,21 @@ class Region:
         if t.dim() >= 2 and not (t.shape[-2] == 1 != self.frame.nq):
             t = t[..., self.rows, :]
         return t[..., self.cols] if t.dim() and not (t.shape[-1] == 1 != self.frame.nk) else t
+
+    def in_whole(self, whole: Frame, rows: Indices | None, cols: Indices) -> Region:
+        """These pairs in a frame in which the queries and keys of this one have these indices; rows None: the same."""
+        moved_rows = self.rows if rows is None else moved(self.rows, rows, self.frame.nq, whole.device)
+        return Region(whole, moved_rows, moved(self.cols, cols, self.frame.nk, whole.device))
+
+
+def moved(index: Index, indices: Indices, count: int, device: torch.device) -> Index:
+    """What an index of `count` entries is, where these have the given indices."""
+    if isinstance(indices, Tensor):
+        return indices.to(device)[index]
+    if isinstance(index, Tensor):
+        return index * indices.step + indices.start
+    chosen = indices[slice(*index.indices(count))]
+    return slice(chosen.start, chosen.stop, chosen.step)
 
 
 class Tiling:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.call.part import Indices, select
+from regard.call.part import select
 from regard.core.arrays import of_numbers
 from regard.core.cotangents import linear_in
 from regard.core.errors import ShapeError
-from regard.core.region import Frame
+from regard.core.region import Frame, Indices
 from regard.core.shapes import blocks, count_of, listed
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Cover, Mask
