@@ -93,11 +93,12 @@ def unlike(group: Any) -> list[str]:
         said(lambda: tree_decode(q + rank, q, q, group=group, timeout=20.0)),
         said(lambda: ring_attention(q, q, q, group=group, wire=torch.int32)),
         said(lambda: ring_attention(q, k, k, group=group, shards=Shards.zigzag(8, 2))),
+        said(lambda: ring_attention(q, q, q, group=group, deterministic=0)),
     ]
 
 
 def test_unlike_functions_queries_and_shards_are_named(gloo: Group) -> None:
-    for functions, counts, content, wire, keys in gloo.run(unlike, ranks=2):
+    for functions, counts, content, wire, keys, grid in gloo.run(unlike, ranks=2):
         assert "the function is ring_attention on rank 1, ulysses_attention on rank 0" in functions
         assert "q, which all ranks have is (1, 2, 2, 4) " in counts
         assert "q, which all ranks have is (1, 2, 4, 4) " in content
@@ -105,6 +106,20 @@ def test_unlike_functions_queries_and_shards_are_named(gloo: Group) -> None:
         assert keys == (
             "ShapeError: k has [3, 5] tokens on the ranks of the group; expected Shards(8 tokens, 4, 4 on 2 ranks)."
         )
+        assert grid == "ValueError: deterministic is 0; expected 1 or more."
+
+
+def dropped(group: Any, seed: int) -> list[float]:
+    q, dropout, rank = drawn(1, 2, 8, 4), rg.Dropout(0.4, seed=seed), dist.get_rank(group)
+    mine = q[:, :, 4 * rank : 4 * rank + 4]
+    wanted = rg.attention(q, q, q, dropout=dropout)[:, :, 4 * rank : 4 * rank + 4]
+    calls = (ring_attention, ulysses_attention)
+    return [float((call(mine, mine, mine, group=group, dropout=dropout) - wanted).abs().max()) for call in calls]
+
+
+def test_a_seed_may_have_any_number_of_bits(gloo: Group) -> None:
+    for seed in (2**64 - 1, -(2**70) - 5):
+        assert max(max(of_rank) for of_rank in gloo.run(dropped, seed, ranks=2)) < 1e-5
 
 
 def shared_batches(group: Any) -> list[float]:

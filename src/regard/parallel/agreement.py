@@ -69,7 +69,9 @@ def agree_on_call(
         "requires_grad": described(recorded and [t.requires_grad for t in (q, k, v, *tensors)]),
         **{name: described(tuple(t.shape), (t,)) for name, t in (same or {}).items()},
     }
-    drawn = None if dropout is None or dropout.p == 0 else dropout.seeded()
+    dropout = None if dropout is None or dropout.p == 0 else dropout
+    # a seed that was given is the same on all ranks, and may have more bits than a message
+    drawn = dropout.seeded() if dropout is not None and dropout.seed is None else None
     seed = 0 if drawn is None or drawn.seed is None else drawn.seed
     queries, keys, values, seeds = zip(*agree(peers, description, *(t.shape[-2] for t in (q, k, v)), seed), strict=True)
     if values != keys:
@@ -82,7 +84,7 @@ def agree_on_call(
         if of.lengths != lengths:
             raise ShapeError(f"{name} has {list(lengths)} tokens on the ranks of the group; expected {of!r}.")
     peers.connect(q.device)
-    return shards, key_shards, None if drawn is None else replace(drawn, seed=seeds[0])
+    return shards, key_shards, dropout if drawn is None else replace(drawn, seed=seeds[0])
 
 
 @cache

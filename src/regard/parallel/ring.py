@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import regard.core.arrays as arrays
 from regard.backends.base import Backend
 from regard.call.arguments import answers_calls, batch_axes
 from regard.core.dropout import Dropout
@@ -136,6 +137,8 @@ def _call(
     with peers.together("the output of ring_attention"):
         if wire is not None and not wire.is_floating_point:
             raise TypeError(f"wire is {wire}; expected a floating-point dtype, such as torch.bfloat16.")
+        if deterministic is not None:
+            deterministic = arrays.size(deterministic, "deterministic", 1)
         logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
         call_of_all = (shards, key_shards, score, mask, positions, logits, dropout, wire, deterministic)
         shards, key_shards, drop = agree_on_call(peers, "ring_attention", q, k, v, *call_of_all)
