@@ -198,7 +198,8 @@ def warn_of_swapped_axes(q: Tensor, k: Tensor, v: Tensor, score: Pipeline) -> No
         warnings.warn(
             "q, k and v are read as (batch, heads, n, d), and have more heads than tokens. If they are "
             "(batch, n, heads, d), write q.transpose(1, 2), and k's and v's too. If they are right, pass "
-            "positions=head(nq, nk), and this warning goes.",
+            "positions=head(nq, nk), which this warning asks for, or hide it by warnings.filterwarnings where the call "
+            "is torch's.",
             stacklevel=1,
         )
 
