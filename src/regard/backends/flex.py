@@ -56,7 +56,7 @@ class Flex(Backend):
             problem.dtype == torch.float64 or min(problem.q.shape[-1], problem.dv) < 16
         ):
             return "its compiled kernels need float32 or less and widths of 16 or more"
-        if isinstance(problem.mask, Everything):
+        if type(problem.mask) is Everything:
             return None
         return why_leaks((problem.q, problem.k, problem.v), problem.accumulate)
 
@@ -253,7 +253,7 @@ def _flex(problem: Problem) -> Result:
         if isinstance(similarity.scale, Tensor):
             q, scale = q * similarity.scale[..., None, None].to(q.dtype), 1.0
     q, k, v = (t.flatten(0, len(batch) - 1) if batch else t[None] for t in (q, problem.k, problem.v))
-    masked = not isinstance(problem.mask, Everything)
+    masked = type(problem.mask) is not Everything
     kernel: Callable[..., Any] = _compiled(_structure(problem)) if q.is_cuda else flex_attention
     found = _out_and_lse(
         kernel,

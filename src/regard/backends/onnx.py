@@ -37,7 +37,7 @@ class OnnxAttention(Backend):
 
     def why_not(self, problem: Problem, lse: bool) -> str | None:
         parts = problem.score.parts
-        caps = [stage for stage in parts[1:] if isinstance(stage, SoftCap)]
+        caps = [stage for stage in parts[1:] if type(stage) is SoftCap]  # by type: a subclass may mean something else
         if lse or problem.sink is not None:
             return "ONNX's Attention gives no log-sum-exp, which a State or a sink needs"
         if problem.dropout is not None:
@@ -46,11 +46,11 @@ class OnnxAttention(Backend):
             return f"torch exports the operator for values as wide as queries, {problem.q.shape[-1]}, not {problem.dv}"
         if len(problem.frame.batch) != 1:
             return f"ONNX's Attention has one batch axis; these tensors have {len(problem.frame.batch)}"
-        if not isinstance(parts[0], (Dot, ScaledDot)) or isinstance(getattr(parts[0], "scale", None), Tensor):
+        if type(parts[0]) not in (Dot, ScaledDot) or isinstance(getattr(parts[0], "scale", None), Tensor):
             return f"ONNX's Attention has the dot product, scaled by a number, not {parts[0]!r}"
-        if any(not isinstance(stage, SoftCap) and not _adds(stage) for stage in parts[1:]):
+        if any(type(stage) is not SoftCap and not _adds(stage) for stage in parts[1:]):
             return f"ONNX's Attention has a soft cap and numbers to add, not {problem.score!r}"
-        if caps and (len(parts) > 2 or isinstance(caps[0].cap, Tensor) or not isinstance(problem.mask, Everything)):
+        if caps and (len(parts) > 2 or isinstance(caps[0].cap, Tensor) or type(problem.mask) is not Everything):
             return "opset 23 caps masked scores, later ones do not: a soft cap is a number, and alone"
         return None
 
@@ -70,8 +70,8 @@ class OnnxAttention(Backend):
                 added = stage.modify(problem.q.new_zeros(1, 1, 1, 1) if added is None else added, at)
         span, mask = problem.frame.positions.span, problem.mask
         # torch's definition of the operator takes is_causal or numbers, not both
-        causal = isinstance(mask, Causal) and added is None and span is not None and span.q == span.k
-        if not causal and not isinstance(mask, Everything):
+        causal = type(mask) is Causal and added is None and span is not None and span.q == span.k
+        if not causal and type(mask) is not Everything:
             allowed = View(mask, problem.frame).dense()
             # booleans are the operator's own form of a mask
             added = allowed if added is None else torch.where(allowed, added, -torch.inf)

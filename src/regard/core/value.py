@@ -27,12 +27,18 @@ class Value:
     (True, False)
 
     argument: the name under which `attention` takes such a value; "" where it takes none.
+    follow: for a method, others that say the same in another way: a class that defines the first anew does not inherit
+            what a parent wrote for its own
     """
 
     argument: ClassVar[str] = ""
+    follow: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for method, others in cls.follow.items():
+            if method in vars(cls):
+                _drop_inherited(cls, method, others)
         # @dataclass keeps what stands in the class already; its own versions cannot compare or print tensors.
         for name in ("__eq__", "__hash__", "__repr__"):
             if name not in cls.__dict__:
@@ -71,6 +77,15 @@ class Value:
     def with_tensors(self, tensors: Iterator[Tensor]) -> Self:
         """The same value around other tensors, taken from the iterator in the order of `tensors()`."""
         return _exchange(self, tensors)
+
+
+def _drop_inherited(cls: type, method: str, others: tuple[str, ...]) -> None:
+    """Of methods that follow another one, those of the class that declares them, where a parent's are for its own."""
+    declared = [kind for kind in cls.__mro__ if method in vars(kind)][-1]
+    for name in others:
+        found = [kind for kind in cls.__mro__ if name in vars(kind)]
+        if found[0] is not cls and getattr(found[0], method, None) not in (None, getattr(declared, method)):
+            setattr(cls, name, vars(found[-1])[name])
 
 
 def is_regards_own(kind: type) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar, NoReturn
@@ -53,6 +53,9 @@ class Mask(Value):
     """
 
     argument: ClassVar[str] = "mask"
+    follow: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "visible": ("of_pair", "cover", "rows", "rule", "starts_at_first_key")
+    }
     positional: ClassVar[bool] = True
     per_token: ClassVar[bool] = False  # whether the last axis of its tensors is one number a query, or a key
     indexed: ClassVar[bool] = True  # whether it reads indices of queries or keys, not their positions alone
@@ -105,10 +108,10 @@ class Mask(Value):
         return ()
 
     def __and__(self, other: Mask) -> Mask:
-        return self if isinstance(other, Everything) else And(self, other)
+        return self if type(other) is Everything else And(self, other)
 
     def __or__(self, other: Mask) -> Mask:
-        return other if isinstance(other, Everything) else Or(self, other)
+        return other if type(other) is Everything else Or(self, other)
 
     def __invert__(self) -> Mask:
         return Not(self)
@@ -283,10 +286,10 @@ class Everything(Mask):
         return (cls(),)
 
     def __and__(self, other: Mask) -> Mask:
-        return And(self, other).b
+        return And(self, other).b if type(self) is Everything else super().__and__(other)
 
     def __or__(self, other: Mask) -> Mask:
-        return Or(self, other).a
+        return Or(self, other).a if type(self) is Everything else super().__or__(other)
 
 
 def seen_by(mask: Mask, at: Region, size: tuple[int, int]) -> Tensor:

@@ -83,7 +83,7 @@ class RingCall:
             assert part.rows is not None
             nq, nk = len(part.rows), len(part.cols)
             found.append(0 not in (nq, nk, self.whole.heads, *self.whole.batch))
-            if found[-1] and not isinstance(self.mask, Everything):
+            if found[-1] and type(self.mask) is not Everything:
                 frame = replace(
                     self.whole, nq=nq, nk=nk, positions=Positions(part.of_queries(at.q), part.of_keys(at.k))
                 )

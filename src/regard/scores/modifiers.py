@@ -204,6 +204,8 @@ class Bias(Modifier):
         return None
 
     def local(self, at: Region) -> Bias:
+        if type(self) is not Bias:  # a subclass may do something else with its tensor
+            return self
         view = at.pairs(self.bias)
         return self if view is self.bias else _PlacedBias.around(view)
 

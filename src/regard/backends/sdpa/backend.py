@@ -56,7 +56,7 @@ class Sdpa(Backend):
             return f"it serves {', '.join(self.devices)} tensors; these are on {frame.device.type}"
         if lse or problem.sink is not None:
             return "it gives no log-sum-exp, which a State or a sink needs"
-        if len(problem.score.parts) > 1 or not isinstance(problem.similarity, ScaledDot):
+        if len(problem.score.parts) > 1 or type(problem.similarity) is not ScaledDot:
             return f"it has only the scaled dot product, not {problem.score!r}"
         if isinstance(problem.similarity.scale, Tensor):
             return "its scale is a number, not a tensor"
@@ -73,15 +73,15 @@ class Sdpa(Backend):
     def plan(self, example: Example, training: bool) -> Plan | TrainingPlan | None:
         mask, placed = example.problem.mask, example.positions is not None
         alike = {(t.dtype, t.shape[: -3 if t.dim() > 3 else -2]) for t in example.given}
-        simple = isinstance(mask, Everything) or (isinstance(mask, Causal) and not placed)
+        simple = type(mask) is Everything or (type(mask) is Causal and not placed)
         if not simple or len(alike) > 1 or (training and placed):
             return None
         return _SdpaTrainingPlan(example) if training else _SdpaPlan(example)
 
     def forward_for_backward(self, problem: Problem) -> ForwardResult:
-        if isinstance(problem.mask, (Everything, Causal)):
+        if type(problem.mask) in (Everything, Causal):
             q, k, v = problem.q, problem.k, problem.v
-            found = fused_forward(q, k, v, isinstance(problem.mask, Causal), _scale(problem))
+            found = fused_forward(q, k, v, type(problem.mask) is Causal, _scale(problem))
             if found is not None:
                 return ForwardResult(*found)
         return super().forward_for_backward(problem)
@@ -97,9 +97,9 @@ class Sdpa(Backend):
 
 
 def _why_not_mask(mask: Mask, frame: Frame, problem: Problem) -> str | None:
-    if isinstance(mask, Everything):
+    if type(mask) is Everything:  # by type, not isinstance: a subclass may mean something else
         return None
-    if isinstance(mask, Causal):
+    if type(mask) is Causal:
         if frame.nq != frame.nk or not _same_positions(frame.positions):
             return "its is_causal compares indices and needs as many keys as queries, at the same positions"
     elif not isinstance(mask, Dense) and not (isinstance(mask, Lengths) and mask.queries is None):
@@ -123,8 +123,8 @@ def _same_positions(positions: Positions) -> bool:
 
 def _sdpa(problem: Problem) -> Result:
     mask, frame = problem.mask, problem.frame
-    allowed = None if isinstance(mask, (Everything, Causal)) else View(mask, frame).dense()
-    out = _fused(problem.q, problem.k, problem.v, allowed, isinstance(mask, Causal), _scale(problem))
+    allowed = None if type(mask) in (Everything, Causal) else View(mask, frame).dense()
+    out = _fused(problem.q, problem.k, problem.v, allowed, type(mask) is Causal, _scale(problem))
     return out, out.new_full(out.shape[:-1], torch.nan)
 
 
@@ -147,7 +147,7 @@ class _SdpaCalls:
 
     def __init__(self, example: Example) -> None:
         problem = example.problem
-        self.scale, self.causal = _scale(problem), isinstance(problem.mask, Causal)
+        self.scale, self.causal = _scale(problem), type(problem.mask) is Causal
         self.accumulate = problem.accumulate
 
     def serves(self, call: PlanInputs) -> bool:

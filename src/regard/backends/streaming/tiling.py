@@ -60,7 +60,7 @@ def strips(problem: Problem, size: Size) -> Iterator[Strip]:
     """
     nq, nk = problem.frame.nq, problem.frame.nk
     if symbolic(nq, nk):
-        yield Strip(slice(None), ((slice(None), isinstance(problem.mask, Everything)),))
+        yield Strip(slice(None), ((slice(None), type(problem.mask) is Everything),))
         return
     tiling = problem.frame.tiling(*size.settled(problem))
     for rows, covers in zip(tiling.row_blocks, _covers(problem, *size.settled(problem)), strict=True):
@@ -115,7 +115,7 @@ def _empty(problem: Problem, rows: int) -> State:
 def _covers(problem: Problem, r: int, c: int) -> list[list[int]]:
     """A Cover for each tile, of all batch elements and heads together."""
     tiling = problem.frame.tiling(r, c)
-    unlooked = Cover.ALL if isinstance(problem.mask, Everything) else Cover.SOME
+    unlooked = Cover.ALL if type(problem.mask) is Everything else Cover.SOME
     if unlooked == Cover.ALL or data_unavailable(*problem.tensors()) or 0 in tiling.shape:
         return [[unlooked] * tiling.shape[1] for _ in range(tiling.shape[0])]
     cover = problem.mask.cover(tiling)
