@@ -111,7 +111,7 @@ struct FeaturesFewRows {
                             : key ? f.c + m * f.key_row
                                   : f.parameters + (i.number - FeatureProgram::kParameters) * width;
     s.at[i.to] = const_cast<float*>(at) + d;
-    s.key[i.to] = (int16_t)(key ? f.key_row : 0);
+    s.key[i.to] = (int32_t)(key ? f.key_row : 0);
     s.vector[i.to] = (int16_t)W;
   }
 

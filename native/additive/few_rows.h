@@ -30,7 +30,7 @@ REGARD_INLINE int64_t round_pairs(int64_t n) { return (n + 2 * W - 1) / (2 * W) 
 
 // W keys of one head: in place, or copied, with features past dk 0.
 struct FeatureRows {
-  static constexpr int64_t kFurthest = INT16_MAX;  // numbers between rows in place: what Slots count to
+  static constexpr int64_t kFurthest = INT32_MAX;  // numbers between rows in place: what Slots count to
 
   const regard_call& c;
   int64_t width;

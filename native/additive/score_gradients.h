@@ -16,6 +16,9 @@ struct GradientBlock {
   vf delta[V];
   vi there[V];  // lanes with a query
   bool finite_dout;
+
+  // The weight of a pair whose score is -inf: one that no other has where its product with dout could be NaN.
+  float hidden_weight() const { return finite_dout ? 0 : -1; }
 };
 
 // The row statistics of a block, one row a lane; 0 where there is no row.
@@ -73,7 +76,7 @@ REGARD_INLINE void score_gradients(GradientBlock<V>& z, const Tile& t, const flo
       const vi hidden = s == splat(-kInf);
       vf ds = select(hidden, vf{}, p * (dp - z.delta[v]));
       ds = select(z.there[v], ds, vf{});
-      store(z.b.w.s + at, select(hidden, splat(-1.0f), dropped));
+      store(z.b.w.s + at, select(hidden, splat(z.hidden_weight()), dropped));
       store(z.s.ds + at, ds);
     }
   }
@@ -109,8 +112,7 @@ REGARD_NOINLINE void add_dv_columns(float* dv, int64_t ldv, const float* p, cons
   for (; n < count; ++n) add_dv<1, V>(dv + n * ldv, ldv, p + n * kQueries, dout, rows);
 }
 
-// Adds the weights of a tile, -1 where hidden, times dout to dv. 0 · NaN is NaN: where dout is not finite, hidden pairs
-// are skipped.
+// Adds the weights of a tile times dout to dv. 0 · NaN is NaN: where dout is not finite, hidden pairs are skipped.
 template <int V>
 static void tile_value_gradients(const GradientBlock<V>& z, const Tile& t) {
   const int64_t ldv = z.g.ldv, rows = z.b.p.rows;
@@ -120,17 +122,11 @@ static void tile_value_gradients(const GradientBlock<V>& z, const Tile& t) {
       for (int64_t f = 0; f < ldv; f += W)
         for (int64_t i = 0; i < rows; ++i) {
           const float p = s[n * kQueries + i];
-          if (p != -1.0f) store(dv + n * ldv + f, load(dv + n * ldv + f) + splat(p) * load(z.s.dout + i * ldv + f));
+          if (p != z.hidden_weight())
+            store(dv + n * ldv + f, load(dv + n * ldv + f) + splat(p) * load(z.s.dout + i * ldv + f));
         }
     return;
   }
-  const bool hides = t.edge || t.bits || Modifiers::hide(z.g.c);
-  if (hides)
-    for (int64_t n = 0; n < t.count; ++n)
-      for (int v = 0; v < V; ++v) {
-        const vf p = load(s + n * kQueries + v * W);
-        store(s + n * kQueries + v * W, p == splat(-1.0f) ? vf{} : p);
-      }
   int64_t f = 0;
   for (; f + 2 * W <= ldv; f += 2 * W) add_dv_columns<2>(dv + f, ldv, s, z.s.dout + f, rows, t.count);
   for (; f < ldv; f += W) add_dv_columns<1>(dv + f, ldv, s, z.s.dout + f, rows, t.count);

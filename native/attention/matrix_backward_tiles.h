@@ -164,8 +164,10 @@ static void run_tile(const BlocksOnTile<parts>& blocks, KeyTile k) {
     const bool seen = visit(w, of.p, k.j, k.count, bits, t, x);
     const Limits& limits = w.limits[(p.b * w.c.heads + p.h) * w.blocks + of.p.row / kQueries];
     const int64_t whole = whole_depth(x.to), to = whole < k.count ? whole : k.count;
-    // queries that are missing, and those of other keys of a block of 32, see nothing: 0 times a key may be NaN
-    t.edge |= of.p.rows % 32 != 0 || k.j + x.from / 32 * 32 < limits.inner_lo || k.j + to > limits.inner_hi;
+    // queries that are missing, and those of other keys of a block of 32, see nothing: 0 times a key may be NaN.
+    // Products take 32 queries at a time, gradients of scores all of a block.
+    t.edge |= of.p.rows % (w.scores ? kQueries : kBlock) != 0 || k.j + x.from / 32 * 32 < limits.inner_lo ||
+              k.j + to > limits.inner_hi;
     const bool marked = (t.edge || t.bits) && !blocks.finite(first);
     if (seen && !marked && hides_alone(w, of, t)) continue;
     blocks.stream(streamed, first);

@@ -10,7 +10,7 @@ struct Clamp : Modifier {
 
   static bool used(const regard_call& c) { return c.clamp_low < c.clamp_high; }
   static bool differs_by_head(const regard_call&) { return false; }
-  static constexpr bool hides = false, keeps = true;
+  static constexpr bool keeps = true;
 
   // derivative: 1 between the bounds, both included, else 0. NaN stays.
   REGARD_INLINE vf clamped(vf s, vf low, vf high, vf& derivative) {

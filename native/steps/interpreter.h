@@ -15,7 +15,7 @@ struct Interpreter : ProgramCode {
   static void place_slots(Slots& s, float* memory, int64_t size, int V) {
     for (int n = 0; n < REGARD_SLOTS; ++n) {
       s.at[n] = memory + n * size;
-      s.key[n] = (int16_t)(V * W);
+      s.key[n] = V * W;
       s.vector[n] = (int16_t)W;
     }
   }
@@ -43,7 +43,7 @@ struct Interpreter : ProgramCode {
     const regard_tensor& t = operand(c, x.number);
     float* to = s.at[x.to];
     const int64_t first = offset(t, p, p.h) + p.row * t.row + j * t.col;
-    s.key[x.to] = (int16_t)(t.col == 0 ? 0 : t.row == 0 ? W : V * W);
+    s.key[x.to] = t.col == 0 ? 0 : t.row == 0 ? W : V * W;
     s.vector[x.to] = (int16_t)(t.row == 0 ? 0 : W);
     if (t.row == 0) {
       for (int64_t n = 0; n < keys; ++n) {

@@ -16,6 +16,9 @@ struct ScoreGradients {
   int64_t from, to;  // the keys of the tile that are computed
 };
 
+// ds · x, what a pair adds to a gradient: 0 of a hidden pair, whose ds is 0 and whose x may be NaN or infinite.
+REGARD_INLINE vf gradient_term(vf ds, vf x) { return select(ds == vf{}, vf{}, ds * x); }
+
 // What shares a number of a gradient that is added in place: batch elements along an axis, the heads, all queries, all
 // keys. One item of work then adds to it.
 struct GradientSharing {
@@ -90,7 +93,6 @@ struct Modifier {
   // Whether it reads the positions of queries and keys, which the call then has. (Called where the call has it.)
   static bool compares_positions(const regard_call&) { return false; }
 
-  static constexpr bool hides = true;  // whether it can make a score -inf
   static constexpr bool keeps =
       false;  // whether its block form keeps a number for each score of a tile, for `backward`
 
@@ -155,8 +157,6 @@ struct ModifierList {
   static bool compare_positions(const regard_call& c) {
     return ((Each::used(c) && Each::compares_positions(c)) || ...);
   }
-
-  static bool hide(const regard_call& c) { return ((Each::hides && Each::used(c)) || ...); }
 
   // Floats that the modifiers of a call keep of a tile.
   static int64_t kept_size(const regard_call& c) {

@@ -14,7 +14,8 @@ struct Instruction {  // a row of program_code: operation, slot that is written,
 // Where slots lie, and how far the numbers of the next key and of the next vector are: 0 where they share one.
 struct Slots {
   float* at[REGARD_SLOTS];
-  int16_t key[REGARD_SLOTS], vector[REGARD_SLOTS];
+  int32_t key[REGARD_SLOTS];
+  int16_t vector[REGARD_SLOTS];
 };
 
 // The n-th of neighbouring tensors of a struct; the first lies `first` bytes behind its beginning.

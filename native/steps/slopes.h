@@ -19,7 +19,6 @@ struct Slopes : Modifier {
 
   static bool used(const regard_call& c) { return c.slopes; }
   static bool compares_positions(const regard_call& c) { return !c.points_of_q; }
-  static constexpr bool hides = false;
 
   static Base2Factor of(const regard_call& c, int64_t head) {
     return Base2Factor::of(c.slopes[c.slopes_stride * head]);
@@ -93,8 +92,7 @@ struct Slopes : Modifier {
   static int64_t grad_size(const regard_gradients& g) { return g.dslopes ? 1 : 0; }
   static bool multiplies_delta(const regard_gradients& g) { return wants_grad(g); }
 
-  // -Σ dS · distance. The terms of a row nearly cancel, so only short sums are kept in float. A hidden pair has a dS of
-  // 0, and any distance.
+  // -Σ dS · distance. The terms of a row nearly cancel, so only short sums are kept in float.
   template <int V>
   static double gradient(const Block<V>& b, const Tile& t, const float* ds, int64_t from, int64_t to) {
     constexpr int64_t kShort = 4;
@@ -104,10 +102,7 @@ struct Slopes : Modifier {
       for (int64_t n = first; n < first + kShort && n < to; ++n) {
         vf distance[V];
         distances(b, t.j + n, distance);
-        for (int v = 0; v < V; ++v) {
-          const vf one = load(ds + n * kQueries + v * W);
-          sum -= select(one == vf{}, vf{}, one * distance[v]);
-        }
+        for (int v = 0; v < V; ++v) sum -= gradient_term(load(ds + n * kQueries + v * W), distance[v]);
       }
       for (int n = 0; n < W; ++n) total += sum[n];
     }

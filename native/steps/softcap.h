@@ -21,7 +21,7 @@ REGARD_NOINLINE void multiply_derivatives(float* product, const float* ds, const
 template <class Own>
 struct AnySoftCap : Modifier {
   static bool differs_by_head(const regard_call& c) { return c.caps; }
-  static constexpr bool hides = false, keeps = true, simple = true;
+  static constexpr bool keeps = true, simple = true;
 
   REGARD_INLINE float of(const regard_call& c, int64_t head) { return c.caps ? c.caps[c.caps_stride * head] : c.cap; }
 

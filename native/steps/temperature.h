@@ -50,7 +50,7 @@ struct Temperature : Modifier {
   static bool multiplies_delta(const regard_gradients& g) { return wants_grad(g); }
 
   // -Σ dS · s / t, of the natural scores s after it. The terms of a row nearly cancel, so only short sums are kept in
-  // float. A hidden pair has a dS of 0, and any score.
+  // float.
   template <int V>
   static double gradient(const Block<V>& b, const ScoreGradients& g) {
     constexpr int64_t kShort = 4;
@@ -58,10 +58,8 @@ struct Temperature : Modifier {
     for (int64_t first = g.from; first < g.to; first += kShort) {
       vf sum = vf{};
       for (int64_t n = first; n < first + kShort && n < g.to; ++n)
-        for (int v = 0; v < V; ++v) {
-          const vf ds = load(g.ds + n * kQueries + v * W);
-          sum -= select(ds == vf{}, vf{}, ds * load(g.kept + n * kQueries + v * W));
-        }
+        for (int64_t v = n * kQueries; v < n * kQueries + V * W; v += W)
+          sum -= gradient_term(load(g.ds + v), load(g.kept + v));
       for (int n = 0; n < W; ++n) total += sum[n];
     }
     return total * b.inverse_temperature / kLog2e;

@@ -277,3 +277,20 @@ def test_rows_that_depend_on_no_other_are_refused() -> None:
     x = torch.randn(3, 5)
     with pytest.raises(rg.Unsupported, match="how far the queries beside it reach"):
         rg.attention(x, x, x, score=rg.Additive(None, None, torch.ones(5)), backend=rg.Native(invariant=True))
+
+
+@pytest.mark.parametrize("nq", [5, 70])
+@pytest.mark.parametrize("mask", [rg.Everything(), rg.Causal()], ids=repr)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_a_score_of_minus_infinity_is_a_weight_of_0(isa: str, nq: int, mask: rg.Mask, p: float) -> None:
+    """No mask hides the pair, and the values there receive nothing."""
+    at = testing.frame(nq=nq, nk=130, batch=(2,), heads=2)
+    w = torch.tensor([1, 1000, 1, 1, 1, 1, 1, 1], dtype=torch.float64)
+    case = testing.draw(at, dk=8, dv=5, score=rg.Additive(None, None, w, None, rg.LeakyReLU()), mask=mask)
+    q, k = case.q.clone(), case.k.clone()
+    q[..., 1], k[..., 1], k[..., [5, 40], 1] = 0, 0, -3e38  # their sums are beyond float32's
+    case = replace(case, q=q, k=k, dropout=rg.Dropout(p, seed=3) if p else None)
+    mine, right = (testing.answers(case, backend, torch.float32) for backend in (rg.Native(), rg.Tiled()))
+    for name in right:
+        torch.testing.assert_close(mine[name], right[name], rtol=1e-3, atol=1e-4, equal_nan=True)
+    assert bool((mine["gradient of v"][..., [5, 40], :] == 0).all())

@@ -141,3 +141,26 @@ def test_scales_that_turn_scores_round(isa: str, mask: rg.Mask, scale: float, dt
     n = 300 if isinstance(mask, rg.Everything) else 320
     q, k, v = (torch.randn(1, 1, rows, 64).to(dtype) for rows in (320, n, n))
     check_gradients(q, k, v, torch.randn(1, 1, 320, 64).to(dtype), score=rg.ScaledDot(scale=scale), mask=mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("nq", [32, 70, 96])
+@pytest.mark.parametrize("what", ["table", "bias of keys"])
+def test_a_block_s_missing_queries_give_nothing_to_what_is_learned(
+    isa: str, dtype: torch.dtype, nq: int, what: str
+) -> None:
+    """0 times an infinite key is NaN, in lanes that have no query."""
+    at = testing.frame(nq=nq, nk=128, batch=(2,), heads=2)
+    bias = rg.Bias(torch.randn(2, 1, 128, dtype=torch.float64))
+    score = testing.scores(at)["RelativeBias"] if what == "table" else rg.ScaledDot() >> bias
+    case = testing.draw(at, key_heads=2, dk=32, dv=32, score=score)
+    q, k = case.q.clone(), case.k.clone()
+    q[..., 0], k[..., 40, 0] = -q[..., 0].abs() - 0.1, torch.inf  # scores of -inf: nobody sees the key
+    case = replace(case, q=q, k=k)
+    mine, right = (testing.answers(case, backend, dtype) for backend in (rg.Native(), rg.Tiled()))
+    learned = [name for name in right if name not in ("out", "lse", "gradient of q", "gradient of k", "gradient of v")]
+    assert learned
+    near = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.1, "atol": 0.1}
+    for name in ("out", "gradient of v", *learned):
+        assert right[name].isfinite().all()
+        torch.testing.assert_close(mine[name], right[name], **near)

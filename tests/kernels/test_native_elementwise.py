@@ -199,3 +199,30 @@ def test_explain_tells_of_its_program(nq: int) -> None:
     q = torch.randn(1, 2, 8, 4)
     said = str(rg.explain(q[:, :, :nq], q, q, score=rg.Elementwise(gat, (torch.ones(4),))))
     assert "the sum over features of a program of" in said and "which reads 1 tensor" in said
+
+
+@pytest.mark.parametrize("nq", [5, 70])
+def test_a_score_of_minus_infinity_is_a_weight_of_0(isa: str, nq: int) -> None:
+    """No mask hides the pair, and the values there receive nothing."""
+    at = testing.frame(nq=nq, nk=130, batch=(2,), heads=2)
+    for fn, one in ((lambda q, k: -(q - k).abs(), torch.inf), (lambda q, k: (q.abs() * k.abs()).log() / 8, 0.0)):
+        case = testing.draw(at, dk=8, dv=5, score=rg.Elementwise(fn))
+        k = case.k.clone()
+        k[..., [5, 40], 1] = one
+        mine, right = (
+            testing.answers(replace(case, k=k), backend, torch.float32) for backend in (rg.Native(), rg.Tiled())
+        )
+        for name in right:
+            torch.testing.assert_close(mine[name], right[name], rtol=1e-4, atol=1e-5, equal_nan=True)
+        assert bool((mine["gradient of v"][..., [5, 40], :] == 0).all())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("width", [32_767, 32_768, 70_000])
+def test_more_features_than_16_bits_count(isa: str, width: int) -> None:
+    score = rg.Elementwise(lambda q, k: -(q - k).abs() / 200)
+    for nq in (1, 3):
+        case = testing.draw(testing.frame(nq=nq, nk=21, batch=(1,), heads=1), dk=width, dv=3, score=score)
+        mine = testing.answers(case, rg.Native(), torch.float32)
+        for name, right in testing.answers(case, rg.Reference(), torch.float64).items():
+            assert testing.error(mine[name], right) < 1e-3
