@@ -15,7 +15,7 @@ from regard.backends.base import Backend
 from regard.call.arguments import answers_calls, answers_calls_of_pairs, missing_tensors, unexpected_arguments
 from regard.call.of_pairs import check_of_some_keys
 from regard.core.arrays import Array, any_nested
-from regard.core.dropout import Dropout
+from regard.core.dropout import Dropout, undrawn
 from regard.core.positions import Positions
 from regard.core.state import State
 from regard.core.value import calls_functions_of_others
@@ -280,6 +280,7 @@ def explain(
     >>> rg.explain(x, x, x, mask=rg.Causal(), backend=rg.Tiled()).backend
     Tiled()
     """
+    dropout = undrawn(dropout)
     if any_nested(q, k, v):
         return nested_call.explain(q, k, v, score, mask, positions, sink, dropout, backend)
     return BoundCall(q, k, v, score, mask, positions, sink, dropout).explain(backend)

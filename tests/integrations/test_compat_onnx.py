@@ -95,6 +95,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def test_rows_that_see_nothing_and_what_is_hidden() -> None:
+    """As everywhere in regard, though torch's definition of the operator answers NaN."""
+    mask = rg.Lengths(queries=torch.tensor([3, 5]))
+    out = rg.attention(Q, Q, Q, score=rg.ScaledDot() >> rg.Alibi(torch.ones(4)), mask=mask, backend=OnnxAttention())
+    assert bool((out[0, :, 3:] == 0).all()) and out.isfinite().all()
+    v = Q.clone()
+    v[1, :, 4] = torch.inf
+    with pytest.raises(rg.Unsupported, match="leak out of masked places"):
+        rg.attention(Q, Q, v, mask=rg.Lengths(keys=torch.tensor([5, 4])), backend=OnnxAttention())
+
+
 @pytest.mark.parametrize(("options", "said"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_the_operator_lacks(options: dict[str, Any], said: str) -> None:
     with pytest.raises(rg.Unsupported, match=said):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -165,6 +166,31 @@ def test_refusals() -> None:
         said = why(**{name: bad}, mask=rg.Causal())
         assert said == "it lets what is not finite leak out of masked places"
         assert why(**{name: bad}) is None
+
+
+def test_explain_names_what_attention_takes() -> None:
+    q = torch.randn(1, 6, 5, 16)
+    learned = {"score": rg.ScaledDot() >> rg.Alibi(torch.ones(6, requires_grad=True)), "backend": FLEX}
+    for call in (rg.attention, rg.explain):
+        with pytest.raises(rg.Unsupported, match="a tensor of the score requires a gradient"):
+            call(q, q, q, **learned)
+        with torch.no_grad():
+            call(q, q, q, **learned)
+
+
+@dataclass(frozen=True)
+class Centred(rg.Modifier):
+    def modify(self, s: torch.Tensor, at: Any) -> torch.Tensor:
+        return s - s.mean(-1, keepdim=True)
+
+
+def test_a_function_of_a_whole_row_is_refused() -> None:
+    """The mean of one number is the number."""
+    q = torch.randn(1, 2, 5, 16)
+    last = rg.Where(lambda b, h, i, j: j == j.amax(-1, keepdim=True))
+    for given in ({"score": rg.ScaledDot() >> Centred()}, {"mask": last}):
+        with torch.no_grad(), pytest.raises(rg.Unsupported, match="of a pair depends on other pairs"):
+            rg.attention(q, q, q, **given, backend=FLEX)
 
 
 def test_it_prints_as_it_is_written() -> None:

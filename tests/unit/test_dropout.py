@@ -129,3 +129,9 @@ def test_manual_seed_repeats_it_and_a_seed_leaves_the_generator_alone() -> None:
 def test_a_seed_once_drawn_is_kept() -> None:
     drawn = Dropout(0.3).seeded()
     assert drawn.seed is not None and drawn.seeded() is drawn
+
+
+def test_explaining_a_call_draws_no_seed() -> None:
+    x, state = torch.randn(1, 2, 5, 8), torch.get_rng_state()
+    rg.explain(x, x, x, dropout=Dropout(0.1))
+    assert torch.equal(torch.get_rng_state(), state)

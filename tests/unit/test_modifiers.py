@@ -313,3 +313,19 @@ X = torch.zeros(BATCH, HEADS, NQ, WIDTH)
 def test_refusals(make: Callable[[], rg.Score], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         rg.attention(X, X, X, score=rg.Dot() >> make(), backend=rg.Reference())
+
+
+@pytest.mark.parametrize("backend", [rg.Tiled(), rg.Reference()], ids=repr)
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_hidden_score_that_is_no_number_reaches_no_gradient_through_a_soft_cap(
+    backend: rg.Backend, learned: bool
+) -> None:
+    bias = torch.zeros(NQ, NK, dtype=torch.float64)
+    bias[:, -1], bias[2, 0] = math.nan, math.inf
+    cap = torch.full((HEADS,), 5.0, dtype=torch.float64, requires_grad=True)
+    q, k, v = (randn(1, HEADS, n, WIDTH).requires_grad_() for n in (NQ, NK, NK))
+    given = {"score": rg.ScaledDot() >> rg.Bias(bias) >> rg.SoftCap(cap if learned else 5.0), "backend": backend}
+    out = rg.attention(q, k, v, mask=rg.Lengths(keys=torch.tensor([NK - 1])), **given)
+    leaves = [q, k, v, *([cap] if learned else [])]
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), leaves))
+    assert not rg.attention(q, k, v, **given).isfinite().any()  # where it is seen

@@ -117,7 +117,9 @@ def test_dropout_is_that_of_the_padded_batch() -> None:
 
 
 @pytest.mark.parametrize("headed", [True, False])
-def test_gradients_are_those_of_one_call_a_sequence(headed: bool) -> None:
+@pytest.mark.parametrize("batched", [False, True])
+def test_gradients_are_those_of_one_call_a_sequence(headed: bool, batched: bool) -> None:
+    """batched: the positions of keys have a batch axis, of one."""
     nk = 9
     q = [t.requires_grad_() for t in tokens(NEW, HEADS if headed else 1, DK)]
     k, v = (
@@ -125,7 +127,7 @@ def test_gradients_are_those_of_one_call_a_sequence(headed: bool) -> None:
     )
     k.data[0, :, 8], v.data[0, :, 8] = torch.nan, torch.nan  # no query of sequence 0 sees it
     positions = [torch.arange(n) for n in NEW]
-    at = rg.Positions(torch.cat(positions), torch.arange(nk))
+    at = rg.Positions(torch.cat(positions), torch.arange(nk)[None] if batched else torch.arange(nk))
     if headed:
         out = rg.attention(jagged(q), k, v, mask=rg.Causal(), positions=at)
         found = parts_of(out)

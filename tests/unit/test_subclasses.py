@@ -168,7 +168,9 @@ def test_weights_and_facts_of_it(score: str, mask: str) -> None:
     given: dict[str, Any] = {"score": SCORES.get(score, SCALED), "mask": MASKS.get(mask, rg.Everything())}
     p = rg.attention_weights(q, k, **given, positions=AT)
     torch.testing.assert_close(p @ v, definition(q, k, v, score, mask))
-    torch.testing.assert_close(rg.look(q, k, facts=(rg.facts.Received(),), **given, positions=AT)[rg.facts.Received()], p.sum(-2))
+    torch.testing.assert_close(
+        rg.look(q, k, facts=(rg.facts.Received(),), **given, positions=AT)[rg.facts.Received()], p.sum(-2)
+    )
 
 
 @pytest.mark.parametrize("score", [name for name in SCORES if name != "halved"])

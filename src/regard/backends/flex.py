@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.backends.base import Backend, ForwardResult, Result, recorded_backward, why_leaks
 from regard.backends.streaming.backward import Cotangents
+from regard.call.of_pairs import check_of_pairs
 from regard.call.problem import Problem
 from regard.core.positions import Span, counted
 from regard.core.region import Frame, Indices, moved
@@ -61,6 +62,7 @@ class Flex(Backend):
         return why_leaks((problem.q, problem.k, problem.v), problem.accumulate)
 
     def forward(self, problem: Problem) -> Result:
+        check_of_pairs(problem, 1, 1)  # a reduction of one number is that number
         with torch.no_grad():
             return _flex(problem)
 

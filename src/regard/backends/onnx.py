@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.backends.base import Backend, Differentiable
+from regard.backends.base import Backend, Differentiable, why_leaks
 from regard.call.problem import Problem
 from regard.core.state import RowStats
+from regard.core.tracing import data_unavailable
 from regard.masks.algebra import Everything, View
 from regard.masks.positional import Causal
 from regard.scores.algebra import Modifier, Score
@@ -52,7 +53,9 @@ class OnnxAttention(Backend):
             return f"ONNX's Attention has a soft cap and numbers to add, not {problem.score!r}"
         if caps and (len(parts) > 2 or isinstance(caps[0].cap, Tensor) or type(problem.mask) is not Everything):
             return "opset 23 caps masked scores, later ones do not: a soft cap is a number, and alone"
-        return None
+        if type(problem.mask) is Everything or data_unavailable(*problem.tensors()):
+            return None
+        return why_leaks((problem.q, problem.k, problem.v), problem.accumulate)
 
     def differentiable(self, problem: Problem) -> Differentiable:
         from torch.onnx.ops import attention
@@ -76,6 +79,9 @@ class OnnxAttention(Backend):
             # booleans are the operator's own form of a mask
             added = allowed if added is None else torch.where(allowed, added, -torch.inf)
         out = attention(problem.q, problem.k, problem.v, added, is_causal=causal, scale=scale, softcap=cap)[0]
+        if type(mask) is not Everything and not data_unavailable(*problem.tensors()):
+            # in an export nobody knows: runtimes answer rows that see nothing in their own ways
+            out = out.masked_fill(View(mask, problem.frame).empty_rows()[..., None], 0)
         unknown = out.new_full(out.shape[:-1], torch.nan)
         return out, RowStats(unknown, unknown)
 

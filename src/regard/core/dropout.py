@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
@@ -93,6 +93,12 @@ class Dropout(Value):
     def scale(self) -> float:
         """The factor of the weights that are kept."""
         return 1 / (1 - self.p) if self.p < 1 else 0.0
+
+
+def undrawn(dropout: Dropout | None) -> Dropout | None:
+    """That of a call that is not computed, with some seed: drawing one would move torch's generator."""
+    drawn = isinstance(dropout, Dropout) and dropout.seed is None  # what is no Dropout is refused later
+    return replace(dropout, seed=0) if drawn else dropout
 
 
 def _bits(seed: int, at: Region) -> Tensor:

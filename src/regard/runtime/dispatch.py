@@ -95,9 +95,10 @@ def _kept_as(chosen: Backend, problem: Problem) -> list[tuple[str, str]]:
 
 def explanation(problem: Problem, backend: Backend | None, lse: bool) -> Explanation:
     """How a call would run."""
+    chosen = choose(problem, backend, lse)
+    why_not = {b: b.why_not(problem, lse) for b in BACKENDS if b != chosen}  # some ask whether gradients are recorded
     with torch.no_grad():
-        chosen = choose(problem, backend, lse)
-        details, why_not = chosen.details(problem), {b: b.why_not(problem, lse) for b in BACKENDS if b != chosen}
+        details = chosen.details(problem)
     otherwise = "another was named" if backend is not None else f"{chosen!r} is preferred"
     reasons = tuple((other, why or otherwise) for other, why in why_not.items())
     frame = problem.frame

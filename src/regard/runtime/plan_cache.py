@@ -18,7 +18,7 @@ from regard.backends.base import Backend, Example, ForwardResult, Plan, PlanInpu
 from regard.backends.native.direct import direct, shortcut
 from regard.backends.native.ragged import RaggedPlan
 from regard.core.deferred import DeferredRows
-from regard.core.dropout import Dropout
+from regard.core.dropout import Dropout, undrawn
 from regard.core.functions import with_bound
 from regard.core.int8_rows import Int8Rows
 from regard.core.positions import Positions
@@ -184,8 +184,7 @@ def clear() -> None:
 
 def _learn(structure: Structure, arguments: AttentionArguments, leaves: Leaves) -> _Known | None:
     """Makes the plan of a structure, and keeps it; None is kept too."""
-    # a seed that nobody will use is not drawn: torch's generator would have moved
-    fixed = arguments if arguments.dropout is None else arguments._replace(dropout=replace(arguments.dropout, seed=0))
+    fixed = arguments._replace(dropout=undrawn(arguments.dropout))
     with unseen_by_hooks():  # they would see the preparation of q and k, which is of no call
         known = _planned(BoundCall(*fixed), arguments, leaves, structure)
     if known is not None:

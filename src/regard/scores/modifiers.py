@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from regard.core.region import Frame, Region
 from regard.core.shapes import broadcasts, listed, one_or
-from regard.core.tracing import data_unavailable
+from regard.core.tracing import data_unavailable, finite
 from regard.core.value import is_regards_own
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.scores.algebra import Modifier, Score
@@ -57,6 +57,13 @@ class SoftCap(Modifier):
         return shape_error_by_head(self.cap, "SoftCap.cap", frame.heads)
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
+        if finite(s):
+            return self._capped(s, at)
+        # 0 · NaN is NaN: a hidden score that is no number would make every gradient of its row that
+        none = s.isnan()
+        return torch.where(none, s.detach(), self._capped(s.masked_fill(none, 0), at))
+
+    def _capped(self, s: Tensor, at: Region) -> Tensor:
         if not isinstance(self.cap, Tensor):
             return self.cap * torch.tanh(s / self.cap)
         cap, most = at.heads(self.cap).to(s.dtype), torch.finfo(s.dtype).max

@@ -132,7 +132,8 @@ def _by_count(
             nk = min(max(int(rule.keys.expand(len(counts))[chosen].max()), 0), nk)
         at = None
         if positions is not None:
-            q_at, k_at = (p if p.dim() < 2 else p[chosen] for p in (positions.q, positions.k))
+            of_all = (p if p.dim() < 2 else p.expand(len(counts), -1) for p in (positions.q, positions.k))
+            q_at, k_at = (p if p.dim() < 2 else p[chosen] for p in of_all)
             # one sequence has positions without a batch axis: they may count up by one, which has a shorter way
             q_at, k_at = (p[0] if p.dim() > 1 and len(chosen) == 1 else p for p in (q_at, k_at))
             at = Positions(q_at[..., :n], k_at[..., :nk])
