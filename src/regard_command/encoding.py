@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import io
-import os
 import sys
 from pathlib import Path
 
@@ -46,6 +45,8 @@ def decoded(name: str, content: bytes, encoding: str = DEFAULT) -> str:
 
 def read_text(name: str, encoding: str = DEFAULT) -> tuple[str, str]:
     """What a text is called, and the text: of a file, or of standard input for "-". Errors as `decoded`."""
+    if name == "-" and sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
+        raise ValueError("standard input is closed; expected a text in it, or the name of a file.")
     content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     called = "standard input" if name == "-" else name
     return called, decoded(called, content, encoding)
@@ -53,7 +54,8 @@ def read_text(name: str, encoding: str = DEFAULT) -> tuple[str, str]:
 
 def of_words(words: str) -> tuple[str, str]:
     """The same of a text that was written on the command line."""
-    return "the text", decoded("the text", os.fsencode(words))
+    # Python has read them in the terminal's encoding, and left bytes that are not of it as surrogates
+    return "the text", decoded("the text", words.encode("utf-8", "surrogateescape"))
 
 
 def named(name: str) -> str:

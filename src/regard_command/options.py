@@ -88,7 +88,7 @@ def check_values(top: ArgumentParser, options: Namespace, rest: Sequence[str]) -
     if options.command == "look":
         texts = [each for each in (options.words, options.text, options.file, *rest) if each is not None]
         if len(texts) > 1:
-            files = [each for each in texts if each != options.words and Path(each).exists()]
+            files = [each for each in texts if each != options.words and os.path.exists(each)]
             way = "quote words: -t " + repr(" ".join(texts))
             if files or options.text is not None:
                 way = (
@@ -130,10 +130,10 @@ def _refuse(parser: ArgumentParser, option: str, commands: Mapping[str, Argument
 def _look_at(given: Sequence[str]) -> str:
     """The command that reads what stands in the place of a command, a text, a file or a model; "" for other words."""
     name = given[0]
-    if (Path(name) / "config.json").is_file():
+    if os.path.isfile(os.path.join(name, "config.json")):  # pathlib's raises OSError for what is too long for a name
         return f"regard look FILE --model {quote(name)}"
-    if name == "-" or Path(name).is_file() or Path(name).suffix or (os.sep in name and " " not in name):
-        other = [each for each in given[1:2] if Path(each).is_file()]
+    if name == "-" or os.path.isfile(name) or Path(name).suffix or (os.sep in name and " " not in name):
+        other = [each for each in given[1:2] if os.path.isfile(each)]
         return " ".join(["regard", "compare" if other else "look", *map(quote, (name, *other))])
     return f"regard look -t {quote(name)}" if " " in name else ""
 

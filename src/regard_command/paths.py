@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from argparse import Namespace
 from pathlib import Path
 
@@ -71,11 +72,13 @@ def _check_text(name: str | None) -> None:
     if name is None or name == "-":
         return
     try:
+        if stat.S_ISFIFO(os.stat(name).st_mode):  # whoever writes into a pipe would lose its reader
+            return
         with open(name, "rb"):
             return
     except OSError as error:
         way = ""
-        if error.errno == errno.ENOENT:
+        if error.errno in (errno.ENOENT, errno.ENAMETOOLONG):
             way = f"; for the words themselves write -t {name!r}"
             if name.startswith(("http://", "https://")):
                 way = f"; regard fetches nothing: curl -s {name} | regard look -"

@@ -10,6 +10,7 @@ import re
 import runpy
 import subprocess
 import sys
+import threading
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -296,6 +297,49 @@ def test_what_is_wrong_with_a_model_is_one_line(
     assert main(["look", "some.txt", "--model", folder("whole", **files)]) == 1
     assert said in sentence(capsys)
     assert not Path("regard-look.png").exists()
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.parametrize("arguments", [["doctor", "whole"], ["look", "some.txt", "--model", "whole", "--ablate"]])
+def test_weights_that_cannot_be_read_are_one_line_in_every_command(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a download that was broken off leaves them, or one of a pointer in place of the file."""
+    Path("some.txt").write_text("a b")
+    for weights in (b"version https://git-lfs.github.com/spec/v1", b""):
+        folder("whole", weights=weights, words=("a", "b"))
+        assert main(arguments) == 1
+        assert "transformers cannot load whole: " in sentence(capsys, arguments[0])
+
+
+def test_a_long_text_in_the_place_of_a_command_or_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """Longer than a file's name may be."""
+    words = "the cat sat on the mat, " * 20
+    with pytest.raises(SystemExit) as left:
+        main([words])
+    assert left.value.code == 2 and "regard look -t " in capsys.readouterr().err
+    Path("some.txt").write_text("a text")
+    with pytest.raises(SystemExit) as left:
+        main(["look", "some.txt", "-t", words, words])
+    assert left.value.code == 2 and "reads one text" in capsys.readouterr().err
+    assert main(["look", words]) == 1
+    assert "for the words themselves write -t" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_a_named_pipe_is_opened_once(capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo("pipe")
+    writer = threading.Thread(target=lambda: Path("pipe").write_bytes(TEXT[:400]))
+    writer.start()
+    assert main(["look", "pipe", "-o", "a.json"]) == 0
+    writer.join(10)
+    assert not writer.is_alive() and "400 bytes" in capsys.readouterr().out
+
+
+def test_a_closed_input_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["look", "-"]) == 1
+    assert "standard input is closed" in sentence(capsys)
 
 
 def test_a_package_that_is_missing_is_named(

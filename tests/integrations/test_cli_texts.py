@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from regard_command import main
+from regard_command.encoding import of_words
 from test_cli import folder, sentence
 
 WORDS = "café naïve"
@@ -92,6 +93,14 @@ def test_an_encoding_that_is_none(name: str, capsys: pytest.CaptureFixture[str])
         main(["look", "some.txt", "--encoding", name])
     assert left.value.code == 2
     assert f"{name!r} is no encoding of texts; expected one such as utf-8, latin-1, utf-16" in capsys.readouterr().err
+
+
+def test_words_in_a_terminal_of_another_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has decoded them before; os.fsencode would write them in the terminal's encoding again."""
+    monkeypatch.setattr(os, "fsencode", lambda text: text.encode("latin-1", "surrogateescape"))
+    assert of_words("né, 中") == ("the text", "né, 中")
+    with pytest.raises(ValueError, match="the text is not UTF-8: byte 0xe9"):
+        of_words(b"n\xe9".decode("utf-8", "surrogateescape"))
 
 
 def test_the_part_that_is_advised_ends_with_a_character(capsys: pytest.CaptureFixture[str]) -> None:

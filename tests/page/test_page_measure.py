@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import regard as rg
+import sample_reports as reports
 from regard.demo.model import load
 from regard.demo.reading import read
 
@@ -90,6 +92,27 @@ def test_the_mean_of_heads_and_rollout(made: Any, visit: Any) -> None:
         assert share == pytest.approx(float(shares[key]), rel=0.05, abs=0.9)
     choose(seen, "weights")
     assert seen.name() == "L3H1" and seen.page.is_visible("#numbers") and not seen.said
+
+
+def test_heads_of_unlike_masks_have_a_mean(visit: Any, tmp_path: Path) -> None:
+    """A pair that one head may not see has a weight of 0 there."""
+    q, k = torch.randn(2, 1, 2, 12, 8, generator=torch.Generator().manual_seed(2)) * 2
+    seen = torch.ones(1, 2, 12, 12, dtype=torch.bool).tril()
+    seen[0, 0, :, 3], seen[0, 1, :, 1], seen[0, :, 3, 3], seen[0, :, 1, 1] = False, False, True, True
+    tokens = [f"t{n}" for n in range(12)]
+    report = rg.Report.of([reports.call(q, k, rg.Dense(seen))], title="unlike", model="Made", tokens=tokens)
+    opened = visit(saved_at(tmp_path, report), address="#L0H0&query=9")
+    choose(opened, "mean")
+    mean = 100 * rg.attention_weights(q, k, mask=rg.Dense(seen))[0, :, 9].mean(0)
+    listed = opened.listed()
+    assert {1, 3} & set(listed)
+    for key, share in listed.items():
+        assert share == pytest.approx(float(mean[key]), rel=0.05, abs=0.9)
+
+
+def saved_at(folder: Path, report: rg.Report) -> Path:
+    report.save(folder / "unlike.html")
+    return folder / "unlike.html"
 
 
 def test_an_address_names_the_measure(made: Any, visit: Any) -> None:

@@ -107,5 +107,16 @@ def test_of_a_long_text_means_are_named_as_such(visit: Any, tmp_path: Path) -> N
     assert float(one["weight"]) == pytest.approx(float(layer.maps[1, row, column]), rel=0.02, abs=1e-4)
 
 
+def test_pairs_that_cannot_attend_are_not_saved(visit: Any, tmp_path: Path) -> None:
+    """A cell on the diagonal has a mean, of the pairs in it that can."""
+    made(601)[0].save(tmp_path / "a.html")
+    seen = visit(tmp_path / "a.html", address="#L0H1&query=40&key=30")
+    seen.press("+", "+", "+")
+    pairs = [(int(one["query"]), int(one["key"])) for one in table(saved(seen, "#save-map")[1])]
+    queries = sorted({query for query, _ in pairs})
+    assert 20 < len(queries) <= 256 and all(key <= query for query, key in pairs)
+    assert any(key == query for query, key in pairs)
+
+
 def test_a_notebooks_frame_may_save() -> None:
     assert reports.report()._repr_html_().startswith('<iframe sandbox="allow-scripts allow-downloads" ')

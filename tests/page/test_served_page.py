@@ -223,3 +223,11 @@ def test_without_queries_and_keys_nothing_is_served() -> None:
 def test_each_server_has_a_secret_of_its_own(report: rg.Report) -> None:
     with PageServer(report) as one, PageServer(report) as other:
         assert one.token != other.token and one.server_address != other.server_address
+
+
+def test_a_block_ends_the_thread_that_serves(report: rg.Report) -> None:
+    with report.serve() as server:
+        thread = server.thread
+        assert thread is not None and thread.is_alive()
+    assert not thread.is_alive() and server.thread is None
+    PageServer(report).close()  # which nobody serves

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import regard as rg
+import regard.inspect.report.page_compare as page_compare
 import sample_reports as reports
 from regard.inspect.report.alignment import NONE, Alignment
 from regard.inspect.report.axis import Axis
@@ -106,8 +107,9 @@ def test_findings_name_the_keys_and_what_has_no_counterpart() -> None:
     assert said[0].startswith(f"heads that changed most: {head.name} (")
     numbers = int(mean.argmin()), int(mean.argmax())
     low, high = (names[n] for n in numbers)
-    assert said[1].startswith(f"{head.name} moved mass from ‘{low}’ (key {numbers[0]}, −")
-    assert f"to ‘{high}’ (key {numbers[1]}, +" in said[1]
+    keys = [[0, 1, 1, 2, 2, 3][n] for n in numbers]  # in its text: that before, where it has the token
+    assert said[1].startswith(f"{head.name} moved mass from ‘{low}’ (key {keys[0]}, −")
+    assert f"to ‘{high}’ (key {keys[1]}, +" in said[1]
     assert said[2] == "without a counterpart: 1 of 4 keys before (‘cat’); 2 of 5 keys after (‘old’, ‘dog’)"
     assert before.compare(before).findings[0].said == "heads that changed most: none; all weights are the same"
 
@@ -197,3 +199,14 @@ def test_a_comparison_is_numbers(tmp_path: Path) -> None:
             expected = found.moved((1, head)).numpy()
             numpy.testing.assert_array_equal(arrays["moved/1"][head], expected)
         numpy.testing.assert_allclose(100 * arrays["change/1"], found.change.values[1], rtol=1e-5)
+
+
+def test_maps_of_unlike_sides_have_numbers_of_their_own() -> None:
+    """Both sides have as many cells, of unlike numbers of tokens."""
+    q, k = torch.randn(1, 2, 600, 8), torch.randn(1, 2, 700, 8)
+    report = rg.Report.of([reports.call(q, k, name="cross")], title="long", model="Made", cross="*")
+    found = report.compare(report)
+    axes, rows, cols = page_compare._axes(found, [])  # pyright: ignore[reportPrivateUsage]
+    edges = found.before.layers[0].row_edges, found.before.layers[0].col_edges
+    for at, wanted in zip((rows[0][0], cols[0][0]), edges, strict=True):
+        assert axes[at]["numbers"] == wanted[:-1].tolist()

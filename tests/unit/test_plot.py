@@ -175,3 +175,9 @@ def test_a_diffuse_head_has_a_logarithmic_scale() -> None:
     weights[0, 0] = 50.0
     scales = plot._scale_of(torch.eye(8)), plot._scale_of(weights)  # pyright: ignore[reportPrivateUsage]
     assert [scale.vmin for scale in scales] == [0, plot.LEAST]
+
+
+def test_a_token_of_two_dollars_is_no_formula() -> None:
+    call = reports.call(*torch.randn(2, 1, 2, 5, 8))
+    figure = map_of(rg.Report.of([call], title="dollars", model="Made", tokens=["$$", "a", "$", "\\frac", "$$b$$"]))
+    assert figure.axes[0].get_yticklabels()[0].get_text() == "$$"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from html import unescape
@@ -13,7 +14,7 @@ import torch
 
 import regard as rg
 import sample_reports as reports
-from regard.inspect.report import page, save
+from regard.inspect.report import heads, page, save
 from selection import few
 
 BEGINS = {
@@ -98,6 +99,45 @@ def test_a_file_is_never_half(head: tuple[int, int] | None, tmp_path: Path, monk
     with pytest.raises(ValueError, match="full" if head is None else "no head L9H9"):
         reports.report().save(path, head)
     assert path.read_text() == "whole" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_save_that_was_killed_leaves_the_next_one_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of a container often have one number all, and threads always do."""
+    path, parts = tmp_path / "a.json", list[list[Path]]()
+
+    def nested(report: rg.Report, file: object, head: object) -> None:
+        parts.append(list(tmp_path.iterdir()))
+        if len(parts) < 3:  # as another thread would
+            reports.report().save(path)
+        file.write(b"{}")  # type: ignore[attr-defined]
+
+    monkeypatch.setitem(save.WRITERS, ".json", nested)
+    reports.report().save(path)
+    assert [len(found) for found in parts] == [1, 2, 3] and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(report: rg.Report, file: object, head: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # as write says it: without a file's name
+
+    monkeypatch.setitem(save.WRITERS, ".json", full)
+    with pytest.raises(OSError, match="No space left on device") as refused:
+        reports.report().save(tmp_path / "a.json")
+    assert refused.value.filename == str(tmp_path / "a.json")
+
+
+def test_packed_sequences_have_their_own_keys() -> None:
+    """Their positions begin anew in each sequence."""
+    n = 11
+    packed = rg.pack([torch.randn(4, 2), torch.randn(7, 2)])
+    x = torch.eye(n)
+    before = torch.cat([x[:1], x[:-1]])  # each query is the key before it
+    mask = packed.mask & rg.Causal()
+    call = reports.call(9 * before[None, None], 9 * x[None, None], mask, positions=packed.positions)
+    layer = rg.Report.of([call], title="packed", model="Made").layers[0]
+    assert layer.own.tolist() == list(range(n))
+    share, _, rows = heads.looks_by(layer, -1)
+    assert rows == 10 and float(share[0]) == pytest.approx(9 / 10)  # the second sequence's first token has none
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -84,6 +84,10 @@ def own_model(folder: Path) -> Any:
         raise Unsupported(
             f"{named.__name__} does not route its attention through transformers' interface: {why}."
         ) from None
+    except (OSError, ValueError, Unsupported):
+        raise
+    except Exception as error:  # a file of weights that is cut short, or of other shapes
+        raise ValueError(f"transformers cannot load {folder}: {said(error)}") from error
 
 
 @contextmanager

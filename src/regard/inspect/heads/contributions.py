@@ -158,7 +158,9 @@ def contributions(
         stream.put(made, len(norms))
         heads = projection.by_head(joined)
         inputs.append(heads[:, at])
-        norms.append(torch.stack([(a @ w).norm(dim=-1) for a, w in zip(heads, projection.weight, strict=True)]))
+        wide = torch.promote_types(heads.dtype, torch.float32)
+        each = [(a @ w).to(wide).norm(dim=-1) for a, w in zip(heads, projection.weight, strict=True)]
+        norms.append(torch.stack(each).cpu())
 
     with stream, last_norm(stream) as norm, at_projections(projections, seen=seen):
         logits = reader.logits(reader.run())

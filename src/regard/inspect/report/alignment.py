@@ -45,6 +45,10 @@ class Alignment:
         """Where both texts have a token, boolean (n,)."""
         return (self.before != NONE) & (self.after != NONE)
 
+    def number(self, n: int) -> int:
+        """The number of the n-th token in its text: before, or after where that text alone has it."""
+        return int(self.before[n] if self.before[n] != NONE else self.after[n])
+
     def alone(self, side: str) -> list[int]:
         """The tokens of a side, "before" or "after", that have no counterpart."""
         tokens = self.before if side == "before" else self.after

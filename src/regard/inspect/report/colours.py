@@ -16,12 +16,13 @@ IMPOSSIBLE = 255  # the level of a cell that holds no visible pair
 
 
 def levels(weights: Tensor, possible: Tensor) -> Tensor:
-    """Where weights stand on the logarithmic scale: uint8, IMPOSSIBLE where no pair is visible.
+    """Where weights stand on the logarithmic scale: uint8, IMPOSSIBLE where no pair is visible; NaN stands at 0.
 
     >>> levels(torch.tensor([1.0, 0.01, 1e-4, 0.0]), torch.tensor([True, True, True, False])).tolist()
     [254, 127, 0, 255]
     """
-    share = 1 - weights.clamp(min=LEAST).log10() / torch.tensor(LEAST, dtype=torch.float32, device="cpu").log10()
+    most = torch.tensor(LEAST, dtype=torch.float32, device="cpu").log10()
+    share = 1 - weights.nan_to_num(0).clamp(min=LEAST).log10() / most
     level = (share * (LEVELS - 1)).round().clamp(0, LEVELS - 1)
     return torch.where(possible, level, IMPOSSIBLE).to(torch.uint8)
 

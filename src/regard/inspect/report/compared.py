@@ -112,14 +112,14 @@ class Compared(ABC):
 
     @cached_property
     def heads(self) -> tuple[Head, ...]:
-        """All heads, those that changed most first; the value of each is its change, from 0 to 1."""
+        """All heads, those that changed most first; the value of each is its change, from 0 to 1. NaN is last."""
         rows = zip(self.before.layers, self.change.values, strict=True)
         found = [
             Head(n, h, value / 100, place=layer.place)
             for n, (layer, row) in enumerate(rows)
             for h, value in enumerate(row)
         ]
-        return tuple(sorted(found, key=lambda head: -head.value))
+        return tuple(sorted(found, key=lambda head: math.inf if math.isnan(head.value) else -head.value))
 
     def numbers(self, head: Head) -> tuple[str, ...]:
         """What the overview's numbers of a head were and are, as sentences."""
@@ -134,7 +134,9 @@ class Compared(ABC):
     def findings(self) -> Findings:
         """The heads that changed most, where the first of them moved its mass, and what has no counterpart."""
         named = tuple(head for head in self.heads[:NAMED] if head.value > 0)
-        said = ", ".join(map(str, named)) or "none; all weights are the same"
+        no_number = [head.name for head in self.heads if math.isnan(head.value)]
+        same = f"none; NaN in {', '.join(no_number[:NAMED])}" if no_number else "none; all weights are the same"
+        said = ", ".join(map(str, named)) or same
         most = Finding(
             f"heads that changed most: {said}", "the share of a head's mass on other keys, mean over queries", named
         )
@@ -144,10 +146,13 @@ class Compared(ABC):
         head = self.heads[0]
         pair = self.pair(head.layer, head.layer)
         mean = pair.moved(head.head, head.head)[pair.rows.both].mean(0)
-        if self.by == "cells" or not head.value or not len(mean):
+        if self.by == "cells" or not head.value > 0 or not len(mean):
             return None
         low, high = int(mean.argmin()), int(mean.argmax())
-        names = [f"‘{pair.cols.names[n]}’ (key {n}, " if pair.cols.names else f"key {n} (" for n in (low, high)]
+        names = [
+            f"‘{pair.cols.names[n]}’ (key {pair.cols.number(n)}, " if pair.cols.names else f"key {n} ("
+            for n in (low, high)
+        ]
         fell, rose = percent(-float(mean[low])), percent(float(mean[high]))
         said = f"{head.name} moved mass from {names[0]}−{fell}) to {names[1]}+{rose})"
         return Finding(said, "the keys whose mean weight over all queries fell and rose most", (head,))

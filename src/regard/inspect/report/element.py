@@ -134,6 +134,8 @@ def _own(q: Tensor, k: Tensor) -> Tensor:
     tokens of a decoded sequence among all of its keys.
     """
     none = torch.full_like(q, -1)
+    if torch.equal(q, k):  # also packed sequences, whose positions begin anew
+        return torch.arange(len(q), dtype=torch.int64, device=q.device)
     if not len(q) or not len(k) or int(q[-1]) != int(k[-1]):
         return none
     order = k.argsort()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -45,9 +46,11 @@ class Head:
 def percent(share: float) -> str:
     """A share as sentences show it, two digits at least.
 
-    >>> percent(1.0), percent(0.97), percent(0.021), percent(0.00017)
-    ('100%', '97%', '2.1%', '0.017%')
+    >>> percent(1.0), percent(0.97), percent(0.021), percent(0.00017), percent(math.nan)
+    ('100%', '97%', '2.1%', '0.017%', '–')
     """
+    if math.isnan(share):
+        return "–"
     return f"{share:.0%}" if share >= 0.1 or share == 0 else f"{100 * share:.2g}%"
 
 
@@ -76,8 +79,8 @@ class Findings(tuple[Finding, ...]):
 
 
 def largest(layers: Sequence[Layer], values: Sequence[Tensor]) -> Head:
-    """The head with the largest value, of equal ones the first. Raises ValueError where there is no head."""
-    return max(_each(layers, values), key=lambda head: head.value)
+    """The head with the largest value, of equal ones the first; NaN is least. Raises ValueError without heads."""
+    return max(_each(layers, values), key=lambda head: -math.inf if math.isnan(head.value) else head.value)
 
 
 def _each(layers: Sequence[Layer], values: Sequence[Tensor]) -> list[Head]:
@@ -119,6 +122,7 @@ class Shares:
 def findings(layers: Sequence[Layer], context: int, unit: str) -> tuple[Finding, ...]:
     """All that can be said of these layers; `unit` is what a token is called, `context` how many make a copy."""
     every = (
+        without_numbers(layers),
         _neighbours(layers, -1, f"previous-{unit} heads", f"the {unit} before"),
         _neighbours(layers, 1, f"next-{unit} heads", f"the {unit} after"),
         _induction(layers, context, unit),
@@ -127,6 +131,18 @@ def findings(layers: Sequence[Layer], context: int, unit: str) -> tuple[Finding,
         peak(layers),
     )
     return tuple(found for found in every if found is not None)
+
+
+def without_numbers(layers: Sequence[Layer]) -> Finding | None:
+    """The heads that computed NaN; None where there is none."""
+    entropy = _each(layers, [heads.mean_entropy(layer) for layer in layers])
+    found = tuple(head for head in entropy if math.isnan(head.value))
+    if not found:
+        return None
+    names = ", ".join(head.name for head in found[:NAMED])
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    rule = "some row's entropy is no number: a query, a key or a score is NaN or infinite; no mean over heads has them"
+    return Finding(f"NaN in the weights of {names}{more}", rule, found)
 
 
 def named(title: str, shares: Shares, least: float, rule: str) -> Finding:
@@ -186,10 +202,11 @@ def most_received(layers: Sequence[Layer]) -> Finding | None:
 def received(layers: Sequence[Layer]) -> Tensor:
     """The share of all mass that each key receives, mean over the heads of the layers of self-attention: (nk,).
 
-    Where these layers have unlike numbers of keys, those with the most are meant; without any, it is empty.
+    Heads that computed NaN are left out. Where these layers have unlike numbers of keys, those with the most are meant;
+    without any, it is empty.
     """
     shares = [share for _, share in _received_by(layers) if len(share)]
-    return torch.cat(shares).mean(0) if shares else torch.zeros(0, dtype=torch.float32, device="cpu")
+    return torch.cat(shares).nanmean(0) if shares else torch.zeros(0, dtype=torch.float32, device="cpu")
 
 
 def _received_by(layers: Sequence[Layer]) -> list[tuple[Layer, Tensor]]:
@@ -214,7 +231,7 @@ def first_key(layers: Sequence[Layer], name: str) -> Finding | None:
     if not own or (readers == max(len(layer.queries) for layer in own) and not int(received(layers).argmax())):
         return None
     shares = [heads.first_key_mass(layer) * layer.looks_at_itself for layer in layers]
-    mean, most = torch.cat([heads.first_key_mass(layer) for layer in own]).mean(), largest(layers, shares)
+    mean, most = torch.cat([heads.first_key_mass(layer) for layer in own]).nanmean(), largest(layers, shares)
     rows = "1 row that sees it" if readers == 1 else f"{readers:,} rows that see it"
     share = f"{percent(float(mean))} of the mass of the {rows}"
     said = f"{name} receives {share}, most from {most}"
@@ -224,7 +241,8 @@ def first_key(layers: Sequence[Layer], name: str) -> Finding | None:
 def peak(layers: Sequence[Layer]) -> Finding:
     """The largest score, its head, and the next head's."""
     peaks = [heads.largest_score(layer) for layer in layers]
-    most, rest = largest(layers, peaks), sorted((head.value for head in _each(layers, peaks)), reverse=True)
+    most = largest(layers, peaks)
+    rest = sorted((head.value for head in _each(layers, peaks) if not math.isnan(head.value)), reverse=True)
     nearest = f" (next head {_score(rest[1])})" if len(rest) > 1 else ""
     return Finding(f"max score {_score(most.value)} at {most.name}{nearest}", "the largest of all scores", (most,))
 

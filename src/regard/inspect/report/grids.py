@@ -14,6 +14,7 @@ from regard.core.shapes import count_of
 from regard.inspect.report.induction import induction
 from regard.inspect.report.layer import Layer
 from regard.inspect.report.notebook import head_figure
+from regard.inspect.report.scales import largest_finite
 
 LEAST = 10  # percent of rows from which a grid is worth its room
 
@@ -36,7 +37,7 @@ class Grid:
     @staticmethod
     def signed(title: str, unit: str, values: Sequence[Tensor], places: Sequence[str], signs: tuple[str, str]) -> Grid:
         """A grid whose numbers have two directions, with the largest of either at both ends of its scale."""
-        most = float(f"{max((float(t.abs().max()) for t in values if len(t)), default=0.0):.3g}")
+        most = float(f"{largest_finite(*(t.abs() for t in values)):.3g}")
         return Grid(title, unit, tuple(tuple(t.tolist()) for t in values), -most, most, tuple(places), signs)
 
     def __repr__(self) -> str:
@@ -94,8 +95,8 @@ def overview(layers: Sequence[Layer], unit: str) -> tuple[Grid, Grid, Grid]:
     peaks = [heads.largest_score(layer) for layer in layers]
     finite = [value for peak in peaks for value in peak.tolist() if math.isfinite(value)]
     return (
-        grid_of(layers, "entropy", "nats", entropy, 0, max((float(t.max()) for t in entropy if len(t)), default=0)),
-        grid_of(layers, f"first {unit}", "% of mass", first, 0, max(10, *(float(t.max()) for t in first if len(t)))),
+        grid_of(layers, "entropy", "nats", entropy, 0, largest_finite(*entropy)),
+        grid_of(layers, f"first {unit}", "% of mass", first, 0, max(10, largest_finite(*first))),
         grid_of(layers, "max score", "", peaks, min((0.0, *finite)), max((0.0, *finite))),
     )
 

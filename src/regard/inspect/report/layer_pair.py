@@ -46,10 +46,10 @@ class LayerPair:
     def change(self, head: int, other: int) -> float:
         """The mean over rows of ½ Σ_c |q_rc - p_rc|: the share of the mass of a head before that `other` has elsewhere.
 
-        Rows count that have a counterpart and see a key.
+        Rows count that have a counterpart and see a key; NaN where weights of one are that.
         """
         p, q = self.aligned[0][head], self.aligned[1][other]
-        seen = ((p + q).sum(-1) > 0) & self.rows.both
+        seen = ((p + q).sum(-1) != 0) & self.rows.both
         return float((p - q)[seen].abs().sum() / 2 / seen.sum().clamp(min=1))
 
 

@@ -120,10 +120,11 @@ def _axes(found: Compared, texts: list[tuple[str, ...]]) -> tuple[list[dict[str,
     numbers: dict[tuple[object, ...], int] = {}
 
     def number(alignment: Alignment, first: Tensor | None) -> int:
-        if alignment.key not in numbers:
-            numbers[alignment.key] = len(axes)
+        key = alignment.key, None if first is None else tuple(first.tolist())
+        if key not in numbers:
+            numbers[key] = len(axes)
             axes.append(_axis(alignment, first, texts))
-        return numbers[alignment.key]
+        return numbers[key]
 
     count = range(len(found.before.layers))
     rows, cols = ([[-1 for _ in count] for _ in count] for _ in range(2))

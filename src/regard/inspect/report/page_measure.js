@@ -109,14 +109,19 @@ function singleHead(one, measure, weights, cells, sums) {
   };
 }
 
-// The mean over heads of numbers (heads, n), with `hidden` where the first head has it.
+// The mean over heads of numbers (heads, n); HIDDEN is 0 beside heads that see the pair, and HIDDEN where none does.
 function meanOfHeads(values, heads, read, write) {
   const n = values.length / heads;
   return new Uint8Array(n).map((_, at) => {
-    if (values[at] === HIDDEN) return HIDDEN;
-    let sum = 0;
-    for (let head = 0; head < heads; head++) sum += read(values[head * n + at]);
-    return write(sum / heads);
+    let sum = 0,
+      seen = false;
+    for (let head = 0; head < heads; head++) {
+      const value = values[head * n + at];
+      if (value === HIDDEN) continue;
+      seen = true;
+      sum += read(value);
+    }
+    return seen ? write(sum / heads) : HIDDEN;
   });
 }
 

@@ -51,6 +51,7 @@ function saveMap() {
   }
   for (let query = part.row; query < part.row + part.rows; query++) {
     for (let key = part.col; key < part.col + part.cols; key++) {
+      if (key < one.first[query] || key > one.last[query]) continue; // a cell's mean is of the pairs that can attend
       const { weight, exact } = pair(one, state.head, query, key);
       if (!Number.isNaN(weight) && !skip(query, key))
         rows.push(pairRow(one, query, key, weight, exact ? "rounded" : "mean of a cell"));

@@ -23,6 +23,7 @@ from regard.inspect.report.findings import shown
 from regard.inspect.report.grids import Grid
 from regard.inspect.report.layer import COLUMNS, Layer
 from regard.inspect.report.picture import Picture
+from regard.inspect.report.scales import largest_finite
 
 WEIGHTS = 64_000_000  # weights that a page carries at most, a byte each before they are compressed
 ENTRIES = 600_000  # else: (row, top key) pairs that it carries at most; beyond, one query a cell of the map
@@ -110,7 +111,7 @@ def _columns(layer: Layer, rows: Tensor) -> dict[str, Any]:
         values: Tensor = getattr(layer, name)
         of_rows = COLUMNS[name].axes == "head, query"
         values = values if of_rows else _of_page_keys(layer, values)
-        scale = float(values.max()) or 1.0
+        scale = largest_finite(values) or 1.0
         found |= {name: _shares(values[:, rows] if of_rows else values, scale), f"{name}Scale": scale}
     return found
 
@@ -152,7 +153,7 @@ def _heaviest(layer: Layer, keys: Tensor, weights: Tensor, whole: bool) -> dict[
 def _received(layer: Layer, received: Tensor) -> dict[str, Any]:
     """What keys receive, (h, nk), and which of them receive most."""
     sums = _of_page_keys(layer, received)
-    return {"received": _shares(sums, float(sums.max()) or 1.0), "best": _best(layer, received)}
+    return {"received": _shares(sums, largest_finite(sums) or 1.0), "best": _best(layer, received)}
 
 
 def _of_page_keys(layer: Layer, values: Tensor) -> Tensor:
@@ -163,7 +164,7 @@ def _of_page_keys(layer: Layer, values: Tensor) -> Tensor:
 
 def _best(layer: Layer, received: Tensor) -> list[list[list[float]]]:
     """The keys that receive most, and how much, of each head."""
-    best = received.topk(min(BEST, len(layer.keys)), -1)
+    best = received.nan_to_num(0).topk(min(BEST, len(layer.keys)), -1)
     return [
         [[key, round(mass, 4)] for key, mass in zip(*of_head, strict=True)]
         for of_head in zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -192,8 +193,8 @@ def axis_content(axis: Axis, texts: list[tuple[str, ...]]) -> dict[str, Any]:
 
 
 def _shares(values: Tensor, scale: float) -> str:
-    """Numbers from 0 to scale, in 65,535 steps."""
-    steps = (values.double() / scale * SHARES).round().clamp(0, SHARES).to(torch.int32)
+    """Numbers from 0 to scale, in 65,535 steps; NaN is 0."""
+    steps = (values.double().nan_to_num(0) / scale * SHARES).round().clamp(0, SHARES).to(torch.int32)
     return packed(torch.where(steps > 32767, steps - 65536, steps).to(torch.int16))
 
 

@@ -22,6 +22,7 @@ from regard.inspect.report.findings import (
     peak,
     percent,
     quoted,
+    without_numbers,
 )
 from regard.inspect.report.grids import Grid, grid_of, overview
 from regard.inspect.report.layer import Layer
@@ -33,7 +34,8 @@ def picture_findings(layers: Sequence[Layer], picture: Picture) -> tuple[Finding
     rule = "patches, the heaviest key is one of the up to 8 patches around it"
     around = named("near-patch heads", near_shares(layers, picture), NEIGHBOUR, rule)
     of_cls = (_focus(layers, picture), _favourite(layers, picture), first_key(layers, CLS)) if picture.special else ()
-    return tuple(found for found in (around, *of_cls, most_received(layers), peak(layers)) if found is not None)
+    every = (without_numbers(layers), around, *of_cls, most_received(layers), peak(layers))
+    return tuple(found for found in every if found is not None)
 
 
 def picture_overview(layers: Sequence[Layer], picture: Picture) -> tuple[Grid, ...]:
@@ -76,7 +78,11 @@ def near(layer: Layer, picture: Picture) -> tuple[Tensor, Tensor, int]:
     down = heaviest.div(picture.columns, rounding_mode="floor") - row
     across = heaviest.remainder(picture.columns) - column
     around = (heaviest >= 0) & (torch.maximum(down.abs(), across.abs()) == 1)
-    beside = (torch.maximum((row[:, None] - row).abs(), (column[:, None] - column).abs()) == 1).sum(-1)
+    high, wide = (
+        (at + 1).clamp(max=count - 1) - (at - 1).clamp(min=0) + 1
+        for at, count in ((row, picture.rows), (column, picture.columns))
+    )
+    beside = high * wide - 1
     chance = (beside / layer.counts[:, picture.special :].clamp(min=1)).mean(-1)
     return around.float().mean(-1), chance, n
 

@@ -15,6 +15,7 @@ from regard.inspect.report.findings import received, shown
 from regard.inspect.report.layer import Layer
 from regard.inspect.report.plot_grid import draw_grids, rows_of_grids
 from regard.inspect.report.plot_parts import GROUND, INK, QUIET, axes_at, bar, drawable, quiet, title
+from regard.inspect.report.scales import largest_finite
 from regard.inspect.report.text import facts
 
 WIDTH = 12.0  # inches
@@ -86,8 +87,8 @@ def _scale_of(weights: torch.Tensor) -> Any:
     """Linear where at least 80 % of the mass is in weights of a tenth of the largest or more; else logarithmic."""
     from matplotlib.colors import LogNorm, Normalize
 
-    most = float(weights.max())
-    heavy = float(weights[weights >= most / 10].sum()) >= 0.8 * float(weights.sum())
+    most = largest_finite(weights)
+    heavy = float(weights[weights >= most / 10].sum()) >= 0.8 * float(weights.nansum())
     return Normalize(0, most or 1) if heavy else LogNorm(LEAST, 1)
 
 
@@ -146,21 +147,23 @@ def _tick_names(tokens: Axis) -> list[str]:
 
 def _room(tokens: Axis) -> float:
     """Inches that the longest name at an axis takes; 0 for numbers, which always have their room."""
+    from matplotlib import rc_context
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
     if not _named(tokens):
         return 0.0
     font = FontProperties(size=8)
-    # A path of nothing but spaces has no end.
-    widths = [TextPath((0, 0), f"{name}.", prop=font).get_extents().x1 for name in _tick_names(tokens)]
+    with rc_context({"text.parse_math": False}):  # a token of two dollars is no formula
+        # A path of nothing but spaces has no end.
+        widths = [TextPath((0, 0), f"{name}.", prop=font).get_extents().x1 for name in _tick_names(tokens)]
     return max(widths) / 72
 
 
 def _draw_received(profile: Any, bars: Any, report: Content) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    mass = 100 * received(report.layers)
+    mass = 100 * received(report.layers).nan_to_num(0)
     title(profile, "mass that each key receives, % of all")
     title(
         bars,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from os import PathLike
@@ -44,13 +44,13 @@ def write(report: Content, path: str | PathLike[str], head: tuple[int, int] | No
 @contextmanager
 def whole(path: Path) -> Generator[BinaryIO, None, None]:
     """A file that takes its place only when it is complete; after an error, what stood there stands there still."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         with part.open("xb") as file:
             yield file
         part.replace(path)
     except OSError as error:
-        if error.filename == str(part):
+        if error.filename in (None, str(part)):  # a full disk names no file
             error.filename = str(path)  # the name that the caller knows
         raise
     finally:

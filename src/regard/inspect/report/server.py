@@ -42,16 +42,24 @@ class PageServer(ThreadingTCPServer):
             layer.check_kept()
         self.report, self.token, self.computing = report, secrets.token_urlsafe(32), threading.Lock()
         self.page, self.policy = page.served(report, head)
+        self.thread: threading.Thread | None = None
         super().__init__(("127.0.0.1", 0), _Request)
 
     def start(self) -> PageServer:
-        threading.Thread(target=self.serve_forever, name="regard's page", daemon=True).start()
+        self.thread = threading.Thread(target=self.serve_forever, name="regard's page", daemon=True)
+        self.thread.start()
         return self
 
     def close(self) -> None:
-        """Ends what start() began."""
-        self.shutdown()
+        """Ends what start() began, and closes the port."""
+        if self.thread is not None:  # nobody else would answer `shutdown`
+            self.shutdown()
+            self.thread.join()
+            self.thread = None
         self.server_close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"PageServer({self.url})"
