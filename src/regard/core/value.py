@@ -27,16 +27,16 @@ class Value:
     (True, False)
 
     argument: the name under which `attention` takes such a value; "" where it takes none.
-    follow: for a method, others that say the same in another way: a class that defines the first anew does not inherit
+    _follow: for a method, others that say the same in another way: a class that defines the first anew does not inherit
             what a parent wrote for its own
     """
 
     argument: ClassVar[str] = ""
-    follow: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    _follow: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for method, others in cls.follow.items():
+        for method, others in cls._follow.items():
             if method in vars(cls):
                 _drop_inherited(cls, method, others)
         # @dataclass keeps what stands in the class already; its own versions cannot compare or print tensors.

@@ -53,7 +53,7 @@ class Mask(Value):
     """
 
     argument: ClassVar[str] = "mask"
-    follow: ClassVar[Mapping[str, tuple[str, ...]]] = {
+    _follow: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "visible": ("of_pair", "cover", "rows", "rule", "starts_at_first_key")
     }
     positional: ClassVar[bool] = True

@@ -108,7 +108,7 @@ class Similarity(Score):
     tensor([[0.5000, 0.5000]])
     """
 
-    follow: ClassVar[Mapping[str, tuple[str, ...]]] = {"compare": ("quick",)}
+    _follow: ClassVar[Mapping[str, tuple[str, ...]]] = {"compare": ("quick",)}
 
     @property
     def footprint(self) -> int:
@@ -165,7 +165,7 @@ class Modifier(Score):
     tensor([[1.2339e-04, 9.9988e-01]])
     """
 
-    follow: ClassVar[Mapping[str, tuple[str, ...]]] = {"modify": ("local", "of_pair")}
+    _follow: ClassVar[Mapping[str, tuple[str, ...]]] = {"modify": ("local", "of_pair")}
     positional: ClassVar[bool] = True
     indexed: ClassVar[bool] = True
     adds: ClassVar[bool] = False

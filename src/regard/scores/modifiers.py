@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from regard.core.region import Frame, Region
 from regard.core.shapes import broadcasts, listed, one_or
-from regard.core.tracing import data_unavailable, finite
+from regard.core.tracing import data_unavailable, finite, watched
 from regard.core.value import is_regards_own
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.scores.algebra import Modifier, Score
@@ -57,7 +57,7 @@ class SoftCap(Modifier):
         return shape_error_by_head(self.cap, "SoftCap.cap", frame.heads)
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
-        if finite(s):
+        if watched() or finite(s):  # a program that is recorded leaves hidden pairs out by itself
             return self._capped(s, at)
         # 0 · NaN is NaN: a hidden score that is no number would make every gradient of its row that
         none = s.isnan()

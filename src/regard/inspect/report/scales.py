@@ -12,4 +12,4 @@ def largest_finite(*values: Tensor) -> float:
     >>> largest_finite(torch.tensor([2.0, torch.nan]), torch.tensor([])), largest_finite(torch.tensor([torch.inf]))
     (2.0, 0.0)
     """
-    return max(0.0, *(float(t.nan_to_num(0, posinf=0, neginf=0).max()) for t in values if t.numel()), 0.0)
+    return max([0.0, *(float(t.nan_to_num(0, posinf=0, neginf=0).max()) for t in values if t.numel())])
