@@ -42,7 +42,8 @@ class Mask(Value):
 
     To write your own, subclass as a frozen dataclass and define `visible`; add `cover` so that tiles can be skipped and
     `rows` if each query sees one interval of keys. Set `positional = False` if it reads indices (at.row, at.col) alone,
-    `indexed = False` if it reads positions (at.i, at.j) alone, `per_head = False` if it sees the same in all heads.
+    `indexed = False` if it reads positions (at.i, at.j) alone, `per_head = False` if it sees the same in all heads. A
+    subclass of another mask that defines `visible` anew inherits these, but no `cover` and no `rows`.
 
     >>> from regard.masks.positional import Causal, Prefix
     >>> (Causal() | Prefix(2)).draw(4)
