@@ -17,7 +17,8 @@ struct GradientBlock {
   vi there[V];  // lanes with a query
   bool finite_dout;
 
-  // The weight of a pair whose score is -inf: one that no other has where its product with dout could be NaN.
+  // The weight of a pair whose score is -inf: 0; where dout is not finite -1, which no weight is, and the pair is
+  // skipped.
   float hidden_weight() const { return finite_dout ? 0 : -1; }
 };
 
@@ -55,7 +56,7 @@ static void begin_gradients(GradientBlock<V>& z) {
     }
 }
 
-// Scores of M keys become weights, -1 where hidden; writes the gradients of the scores to ds.
+// Scores of M keys become weights, hidden_weight() where they are -inf; writes the gradients of the scores to ds.
 template <int V, int M>
 REGARD_INLINE void score_gradients(GradientBlock<V>& z, const Tile& t, const float* x, int64_t row, int64_t n) {
   const regard_call& c = z.g.c;

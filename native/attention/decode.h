@@ -134,8 +134,10 @@ static void merge_row(const regard_call& c, const Place& p, int64_t h, int64_t i
   for (int64_t n = 0; n < count; ++n) top = part(n).sums().m > top ? part(n).sums().m : top;
   SoftmaxState<float> whole;
   whole.merge(top, exp2_of(sink - finite_shift(top)));
+  bool keyless = true;  // the row saw no key: o is 0, whatever the values are that no weight multiplies
   for (int64_t n = 0; n < count; ++n) {
     SoftmaxState<float>& state = part(n).sums();
+    keyless &= state.empty();
     state.m = whole.merge(state);  // from here on what o is multiplied by
   }
   if (c.lse.data) at<float>(c.lse, p, h)[i * c.lse.row] = whole.lse();
@@ -149,7 +151,7 @@ static void merge_row(const regard_call& c, const Place& p, int64_t h, int64_t i
   for (int64_t d = 0; d < c.dv; d += W) {
     vf o = vf{};
     for (int64_t n = 0; n < count; ++n) o += load(part(n).o() + d) * splat(part(n).sums().m);
-    o = whole.empty() ? vf{} : o / splat(whole.l);
+    o = keyless ? vf{} : o / splat(whole.l);
     store_some(to + size_of(c.out_dtype) * d * c.out.col, c.out_dtype, c.out.col, c.dv - d < W ? c.dv - d : W, o);
   }
 }

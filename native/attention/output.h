@@ -9,16 +9,24 @@ static Prefetch rows_of_results(const regard_call& c, const Place& p) {
   return prefetch_rows(c.out, c.out_dtype, p, p.h, p.row, p.rows, c.dv);
 }
 
-// Writes the o of vector v of a block, times scale, to `rows` rows of out.
+// What o becomes: times a factor; 0 in rows that saw no key, whatever the values are that no weight multiplied.
+struct OutputScale {
+  vf factor;
+  vi keyless;
+
+  __attribute__((always_inline)) vf of(vf o) const { return select(keyless, vf{}, o * factor); }
+};
+
+// Writes the o of vector v of a block to `rows` rows of out.
 template <int V>
-static void write_values(const Block<V>& b, int v, vf scale, char* out, int64_t rows) {
+static void write_values(const Block<V>& b, int v, OutputScale scale, char* out, int64_t rows) {
   const regard_call& c = b.c;
   for (int64_t f = 0; f < c.dv; f += W) {
     const int64_t features = c.dv - f < W ? c.dv - f : W;
     const float* from = b.sums(f, v);
     vf r[W];
 #pragma GCC unroll 16
-    for (int n = 0; n < W; ++n) r[n] = load(from + (n < features ? n : 0) * b.o_row) * scale;
+    for (int n = 0; n < W; ++n) r[n] = scale.of(load(from + (n < features ? n : 0) * b.o_row));
     transpose(r);
     for (int64_t i = 0; i < rows; ++i)
       store_some(out + size_of(c.out_dtype) * (i * c.out.row + f * c.out.col), c.out_dtype, c.out.col, features, r[i]);
@@ -27,12 +35,12 @@ static void write_values(const Block<V>& b, int v, vf scale, char* out, int64_t 
 
 // The same in half precision, where the features of a row are neighbours: two features are transposed as one number.
 template <int dtype, int V>
-static void write_halves(const Block<V>& b, int v, vf scale, uint16_t* out, int64_t rows) {
+static void write_halves(const Block<V>& b, int v, OutputScale scale, uint16_t* out, int64_t rows) {
   const regard_call& c = b.c;
   for (int64_t f = 0; f < c.dv; f += 2 * W) {
     const int64_t features = c.dv - f < 2 * W ? c.dv - f : 2 * W;
     const float* from = b.sums(f, v);
-    const auto value = [&](int64_t n) { return load(from + (n < features ? n : 0) * b.o_row) * scale; };
+    const auto value = [&](int64_t n) { return scale.of(load(from + (n < features ? n : 0) * b.o_row)); };
     vf r[W];
 #pragma GCC unroll 16
     for (int n = 0; n < W; ++n) r[n] = half_pair<dtype>(value(2 * n), value(2 * n + 1));
@@ -56,12 +64,13 @@ REGARD_NOINLINE void finish(Block<V>& b) {
   const vf sink = splat(sink_of(c, p, p.h));
   for (int v = 0; v < V && v * W < p.rows; ++v) {
     SoftmaxState<vf> state = b.state[v], unrounded{state.m, b.rounded ? b.unrounded[v] : state.l};
+    const vi keyless = state.empty();
     vf alpha = splat(1.0f);
     if (c.sink.data) {
       alpha = state.merge_sink(sink);
       unrounded.merge_sink(sink);
     }
-    const vf scale = select(state.empty(), vf{}, alpha / state.l);
+    const OutputScale scale{alpha / state.l, keyless};
     const int64_t rows = p.rows - v * W < W ? p.rows - v * W : W;
     if (lse) {
       const vf sum = unrounded.lse();

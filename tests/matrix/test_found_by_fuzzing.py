@@ -40,14 +40,19 @@ def test_an_additive_score_without_hidden_features_weighs_equally(backend: rg.Ba
     torch.testing.assert_close(torch.autograd.grad(out.sum(), v)[0], torch.full((1, 1, 5, 3), 0.8))
 
 
+@pytest.mark.parametrize("nq", [4, 20, 70])
+@pytest.mark.parametrize("sink", [None, 0.0])
 @pytest.mark.parametrize("backend", [None, rg.Native(), rg.Tiled(), rg.Reference()], ids=repr)
-def test_a_row_that_a_bias_hides_has_no_gradient_beside_a_value_that_is_nan(backend: rg.Backend | None) -> None:
-    q, k, v = (torch.randn(1, 1, 4, 8) for _ in range(3))
+def test_a_row_that_a_bias_hides_has_no_gradient_beside_a_value_that_is_nan(
+    backend: rg.Backend | None, nq: int, sink: float | None
+) -> None:
+    q, k, v = (torch.randn(1, 1, n, 8) for n in (nq, 40, 40))
     v[..., 2, :] = math.nan
     q.requires_grad_()
-    bias = torch.zeros(4, 4)
+    bias = torch.zeros(nq, 40)
     bias[:, 2] = bias[1] = -math.inf
-    out = rg.attention(q, k, v, score=rg.ScaledDot() >> rg.Bias(bias), backend=backend)[..., 1, :]
+    score = rg.ScaledDot() >> rg.Bias(bias)
+    out = rg.attention(q, k, v, score=score, sink=sink, backend=backend)[..., 1, :]
     assert (out == 0).all()
     assert (torch.autograd.grad(out.sum(), q)[0][0, 0, 1] == 0).all()
 

@@ -141,7 +141,9 @@ class Problem:
         """The state of some of the queries (*batch, h, r), the sink included."""
         if self.sink is None:
             return state
-        return state | State.of_sink(self.sink[..., None].expand(state.m.shape), self.dv)
+        # a row that sees no key is 0, whatever the values are that no weight multiplied
+        keys = State(state.m, state.l, state.o.masked_fill(state.stats.empty[..., None], 0))
+        return keys | State.of_sink(self.sink[..., None].expand(state.m.shape), self.dv)
 
     def keep(self, at: Region) -> Tensor | None:
         """The dropout factors of a region, None without dropout."""
