@@ -37,6 +37,8 @@ def names() -> dict[str, Any]:
     found |= {f"{name}t": found[name].transpose(1, 2) for name in "qkv"}
     found |= {"allowed": torch.rand(9, 9) > 0.3, "bias": torch.randn(9, 9), "slopes": torch.rand(4)}
     found["allowed"] |= torch.eye(9).bool()
+    found["cache"] = rg.nn.GrowingCache()
+    found["cache"].append(k[:, :, :2], v[:, :, :2])
     found |= {"hidden": ~found["allowed"], "causal": torch.ones(9, 9).tril().bool()}
     found |= {"table": torch.randn(4, 17), "ids": torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])}
     found |= {"padding": torch.arange(9) >= torch.tensor([[5], [9]]), "tokens": torch.randn(9, 8)}
