@@ -329,7 +329,7 @@ def test_a_long_text_in_the_place_of_a_command_or_a_file(capsys: pytest.CaptureF
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
 def test_a_named_pipe_is_opened_once(capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo("pipe")
-    writer = threading.Thread(target=lambda: Path("pipe").write_bytes(TEXT[:400]))
+    writer = threading.Thread(target=lambda: Path("pipe").write_bytes(TEXT[:400]), daemon=True)
     writer.start()
     assert main(["look", "pipe", "-o", "a.json"]) == 0
     writer.join(10)

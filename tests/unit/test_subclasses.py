@@ -85,6 +85,29 @@ class Kept(rg.SoftCap):
         return s + self.cap
 
 
+@dataclass(frozen=True)
+class EvenKeys(rg.Mask):
+    def visible(self, at: Region) -> Tensor:
+        return (at.col % 2 == 0) | (at.row < 0)
+
+
+@dataclass(frozen=True)
+class EvenCausal(EvenKeys, rg.Causal):
+    """`visible` of one parent, and nothing of what the other says of tiles and rows."""
+
+
+class Squared:
+    """A mixin."""
+
+    def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
+        return -((q[..., :, None, :] - k[..., None, :, :]) ** 2).sum(-1)
+
+
+@dataclass(frozen=True)
+class SquaredAdditive(Squared, rg.Additive):
+    pass
+
+
 def drawn(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
 
@@ -93,6 +116,7 @@ BIAS, SCALED = drawn(N, N), rg.ScaledDot()
 SCORES: dict[str, rg.Score] = {
     "absolute": Absolute(),
     "halved": Halved(drawn(8, 5), drawn(8, 5), drawn(5)),
+    "squared": SquaredAdditive(drawn(8, 5), drawn(8, 5), drawn(5)),
     "twice": SCALED >> Twice(BIAS),
     "a bias, twice": SCALED >> rg.Bias(drawn(N)) >> Twice(BIAS),
     "weighed": SCALED >> Weighed(BIAS, drawn(N)),
@@ -103,6 +127,7 @@ MASKS: dict[str, rg.Mask] = {
     "strict": Strict(),
     "near": Near(5, 5),
     "even": Even(),
+    "even of two parents": EvenCausal(),
     "even & causal": Even() & rg.Causal(),
     "causal & even": rg.Causal() & Even(),
     "behind": Behind(7),
@@ -118,6 +143,9 @@ def definition(q: Tensor, k: Tensor, v: Tensor, score: str, mask: str) -> Tensor
     if score == "halved":
         w_q, w_k, w = (t for t in SCORES["halved"].tensors())
         s["halved"] = torch.tanh((q @ w_q)[..., :, None, :] + (k @ w_k)[..., None, :, :]) @ w / 2
+    if score == "squared":  # of what Additive prepares
+        w_q, w_k, _ = SCORES["squared"].tensors()
+        s["squared"] = -(((q @ w_q)[..., :, None, :] - (k @ w_k)[..., None, :, :]) ** 2).sum(-1)
     s["twice"] = s[""] + 2 * BIAS + 0.01 * j
     s["a bias, twice"] = s["twice"] + drawn(N)
     s["weighed"] = s[""] + drawn(N) * BIAS
@@ -128,6 +156,7 @@ def definition(q: Tensor, k: Tensor, v: Tensor, score: str, mask: str) -> Tensor
         "strict": i > j,
         "near": (i - j).abs() < 3,
         "even": (j % 2 == 0).expand(N, N),
+        "even of two parents": (j % 2 == 0).expand(N, N),
         "even & causal": (j % 2 == 0) & (i >= j),
         "causal & even": (j % 2 == 0) & (i >= j),
         "behind": (j >= 7).expand(N, N),
@@ -173,7 +202,7 @@ def test_weights_and_facts_of_it(score: str, mask: str) -> None:
     )
 
 
-@pytest.mark.parametrize("score", [name for name in SCORES if name != "halved"])
+@pytest.mark.parametrize("score", [name for name in SCORES if name not in ("halved", "squared")])
 def test_its_tensors_have_gradients(score: str) -> None:
     q, k, v = (drawn(2, 2, N, 8).roll(n).requires_grad_() for n in range(3))
     given = SCORES[score]

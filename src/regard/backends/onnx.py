@@ -71,17 +71,18 @@ class OnnxAttention(Backend):
             else:
                 assert isinstance(stage, Modifier)
                 added = stage.modify(problem.q.new_zeros(1, 1, 1, 1) if added is None else added, at)
-        span, mask = problem.frame.positions.span, problem.mask
+        span, mask, view = problem.frame.positions.span, problem.mask, View(problem.mask, problem.frame)
+        # rows that see nothing; in an export nobody knows them, and runtimes answer them in their own ways
+        known = type(mask) is not Everything and not data_unavailable(*problem.tensors())
+        empty = view.empty_rows()[..., None] if known else None
         # torch's definition of the operator takes is_causal or numbers, not both
         causal = type(mask) is Causal and added is None and span is not None and span.q == span.k
         if not causal and type(mask) is not Everything:
-            allowed = View(mask, problem.frame).dense()
+            allowed = view.dense() if empty is None else view.dense() | empty
             # booleans are the operator's own form of a mask
             added = allowed if added is None else torch.where(allowed, added, -torch.inf)
         out = attention(problem.q, problem.k, problem.v, added, is_causal=causal, scale=scale, softcap=cap)[0]
-        if type(mask) is not Everything and not data_unavailable(*problem.tensors()):
-            # in an export nobody knows: runtimes answer rows that see nothing in their own ways
-            out = out.masked_fill(View(mask, problem.frame).empty_rows()[..., None], 0)
+        out = out if empty is None else out.masked_fill(empty, 0)
         unknown = out.new_full(out.shape[:-1], torch.nan)
         return out, RowStats(unknown, unknown)
 

@@ -97,8 +97,9 @@ class Dropout(Value):
 
 def undrawn(dropout: Dropout | None) -> Dropout | None:
     """That of a call that is not computed, with some seed: drawing one would move torch's generator."""
-    drawn = isinstance(dropout, Dropout) and dropout.seed is None  # what is no Dropout is refused later
-    return replace(dropout, seed=0) if drawn else dropout
+    if isinstance(dropout, Dropout) and dropout.seed is None:
+        return replace(dropout, seed=0)
+    return dropout  # what is no Dropout is refused later
 
 
 def _bits(seed: int, at: Region) -> Tensor:

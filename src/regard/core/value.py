@@ -27,8 +27,8 @@ class Value:
     (True, False)
 
     argument: the name under which `attention` takes such a value; "" where it takes none.
-    _follow: for a method, others that say the same in another way: a class that defines the first anew does not inherit
-            what a parent wrote for its own
+    _follow: for a method, other methods that answer the same question: a class that redefines the first does not
+             inherit a parent's redefinition of the others
     """
 
     argument: ClassVar[str] = ""
@@ -37,8 +37,7 @@ class Value:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for method, others in cls._follow.items():
-            if method in vars(cls):
-                _drop_inherited(cls, method, others)
+            _drop_inherited(cls, method, others)
         # @dataclass keeps what stands in the class already; its own versions cannot compare or print tensors.
         for name in ("__eq__", "__hash__", "__repr__"):
             if name not in cls.__dict__:
@@ -80,11 +79,17 @@ class Value:
 
 
 def _drop_inherited(cls: type, method: str, others: tuple[str, ...]) -> None:
-    """Of methods that follow another one, those of the class that declares them, where a parent's are for its own."""
-    declared = [kind for kind in cls.__mro__ if method in vars(kind)][-1]
+    """Gives a class the first definitions of `others` where those that it inherits belong to another `method` than its
+    own.
+    """
+    defined = [kind for kind in cls.__mro__ if method in vars(kind)]
+    if not defined:  # the class that declares them is being made
+        return
+    first = getattr(defined[-1], method)
     for name in others:
         found = [kind for kind in cls.__mro__ if name in vars(kind)]
-        if found[0] is not cls and getattr(found[0], method, None) not in (None, getattr(declared, method)):
+        belongs = getattr(found[0], method, first)
+        if belongs is not first and belongs is not getattr(cls, method):
             setattr(cls, name, vars(found[-1])[name])
 
 

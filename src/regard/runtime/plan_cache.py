@@ -184,7 +184,7 @@ def clear() -> None:
 
 def _learn(structure: Structure, arguments: AttentionArguments, leaves: Leaves) -> _Known | None:
     """Makes the plan of a structure, and keeps it; None is kept too."""
-    fixed = arguments._replace(dropout=undrawn(arguments.dropout))
+    fixed = arguments if arguments.dropout is None else arguments._replace(dropout=undrawn(arguments.dropout))
     with unseen_by_hooks():  # they would see the preparation of q and k, which is of no call
         known = _planned(BoundCall(*fixed), arguments, leaves, structure)
     if known is not None:

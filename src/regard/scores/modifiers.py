@@ -57,7 +57,8 @@ class SoftCap(Modifier):
         return shape_error_by_head(self.cap, "SoftCap.cap", frame.heads)
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
-        if watched() or finite(s):  # a program that is recorded leaves hidden pairs out by itself
+        # a program that is recorded leaves hidden pairs out by itself
+        if torch.compiler.is_compiling() or watched() or finite(s):
             return self._capped(s, at)
         # 0 · NaN is NaN: a hidden score that is no number would make every gradient of its row that
         none = s.isnan()
@@ -211,7 +212,7 @@ class Bias(Modifier):
         return None
 
     def local(self, at: Region) -> Bias:
-        if type(self) is not Bias:  # a subclass may do something else with its tensor
+        if type(self).modify is not Bias.modify:  # a subclass may do something else with its tensor
             return self
         view = at.pairs(self.bias)
         return self if view is self.bias else _PlacedBias.around(view)

@@ -108,7 +108,8 @@ class Compared(ABC):
         pairs = [(self.pair(n, n), layer.heads) for n, layer in enumerate(self.before.layers)]
         values = tuple(tuple(100 * pair.change(head, head) for head in range(heads)) for pair, heads in pairs)
         places = tuple(layer.place for layer in self.before.layers)
-        return Grid("change", "% of mass", values, 0.0, max(1.0, *(max(row) for row in values)), places)
+        most = max([1.0, *(value for row in values for value in row if math.isfinite(value))])
+        return Grid("change", "% of mass", values, 0.0, most, places)
 
     @cached_property
     def heads(self) -> tuple[Head, ...]:
@@ -135,8 +136,8 @@ class Compared(ABC):
         """The heads that changed most, where the first of them moved its mass, and what has no counterpart."""
         named = tuple(head for head in self.heads[:NAMED] if head.value > 0)
         no_number = [head.name for head in self.heads if math.isnan(head.value)]
-        same = f"none; NaN in {', '.join(no_number[:NAMED])}" if no_number else "none; all weights are the same"
-        said = ", ".join(map(str, named)) or same
+        said = ", ".join(map(str, named)) or ("none" if no_number else "none; all weights are the same")
+        said += f"; NaN in {', '.join(no_number[:NAMED])}" if no_number else ""
         most = Finding(
             f"heads that changed most: {said}", "the share of a head's mass on other keys, mean over queries", named
         )

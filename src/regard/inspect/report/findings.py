@@ -141,7 +141,7 @@ def without_numbers(layers: Sequence[Layer]) -> Finding | None:
         return None
     names = ", ".join(head.name for head in found[:NAMED])
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    rule = "some row's entropy is no number: a query, a key or a score is NaN or infinite; no mean over heads has them"
+    rule = "the entropy of some row is NaN: a query, a key or a score is not finite; means over heads leave them out"
     return Finding(f"NaN in the weights of {names}{more}", rule, found)
 
 

@@ -43,6 +43,7 @@ class PageServer(ThreadingTCPServer):
         self.report, self.token, self.computing = report, secrets.token_urlsafe(32), threading.Lock()
         self.page, self.policy = page.served(report, head)
         self.thread: threading.Thread | None = None
+        self.serving = False
         super().__init__(("127.0.0.1", 0), _Request)
 
     def start(self) -> PageServer:
@@ -51,12 +52,20 @@ class PageServer(ThreadingTCPServer):
         return self
 
     def close(self) -> None:
-        """Ends what start() began, and closes the port."""
-        if self.thread is not None:  # nobody else would answer `shutdown`
+        """Ends what start(), or serve_forever() in another thread, began, and closes the port."""
+        if self.thread is not None or self.serving:  # else nobody would answer `shutdown`
             self.shutdown()
+        if self.thread is not None:
             self.thread.join()
             self.thread = None
         self.server_close()
+
+    def serve_forever(self, poll_interval: float = 0.5) -> None:
+        self.serving = True
+        try:
+            super().serve_forever(poll_interval)
+        finally:
+            self.serving = False
 
     def __exit__(self, *error: object) -> None:
         self.close()
