@@ -219,33 +219,16 @@ class _RegionOfIndices(RegionOfPart):
     """Where they are tensors: the whole's tensors are read at their indices, without a copy of the part."""
 
     def __init__(self, at: Region, part: QueriesAndKeys) -> None:
-        super().__init__(at, part)
-        self._whole = at.in_whole(part.frame(at.frame), part.rows, part.cols)
+        super().__init__(at.in_whole(part.frame(at.frame), part.rows, part.cols), part)
+        self._placed = at
 
     @property
-    def rows(self) -> Index:
-        return self._whole.rows
+    def i(self) -> Tensor:
+        return self._placed.i
 
     @property
-    def cols(self) -> Index:
-        return self._whole.cols
-
-    @property
-    def row(self) -> Tensor:
-        return self._whole.row
-
-    @property
-    def col(self) -> Tensor:
-        return self._whole.col
-
-    def queries(self, t: Tensor) -> Tensor:
-        return self._whole.queries(t)
-
-    def keys(self, t: Tensor) -> Tensor:
-        return self._whole.keys(t)
-
-    def pairs(self, t: Tensor) -> Tensor:
-        return self._whole.pairs(t)
+    def j(self) -> Tensor:
+        return self._placed.j
 
 
 class _TilingOfWhole(Tiling):
