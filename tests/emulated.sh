@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# emulated.sh [build]: builds the kernels for a matrix unit that plain code emulates (native/isa/amx_emulated.h), then, unless it is
-# told to build alone, runs tests/kernels and $CALLS (300) random calls of tests/fuzz on them: five minutes, on any x86-64 processor
-# with AVX2. Needs a C++ compiler and an environment with regard's test extras ($PYTHON, python3). The build stays in $BUILD where that
-# is set, and is taken from there the next time. $PYTEST: more arguments of pytest. $WHEEL: one of this source and machine, whose plain
-# kernels and call module are taken, not compiled again.
+# emulated.sh: builds the kernels for a matrix unit that plain code emulates (native/isa/amx_emulated.h), then runs tests/kernels and
+# $CALLS (300) random calls of tests/fuzz on them: five minutes, on any x86-64 processor with AVX2. Needs a C++ compiler and an
+# environment with regard's test extras ($PYTHON, python3). The build stays in $BUILD where that is set. $PYTEST: more arguments of pytest.
+# $WHEEL: one of this source and machine, whose plain kernels and call module are taken, not compiled again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONPATH PYTHONHOME REGARD_ISA
@@ -32,7 +31,6 @@ fi
 for target in "${targets[@]}"; do
   cmake --build "$build/objects" --target "regard_$target" --parallel "${CMAKE_BUILD_PARALLEL_LEVEL:-2}" >/dev/null
 done
-[ "${1:-}" != build ] || exit 0
 package_kernels "$build/package" "$build/kernels" amx_emulated
 emulated=(env PYTHONPATH="$build/package" REGARD_ISA=amx_emulated "$python")
 packaged "$build/package" "${emulated[@]}"
