@@ -71,8 +71,11 @@ class Case(Value):
         return found if self.sink is None else {**found, "sink": self.sink}
 
     def leaves(self, dtype: torch.dtype) -> Case:
-        """The same call on new tensors, rounded to a dtype, that require gradients."""
-        fresh = [t.detach().to(dtype, copy=True).requires_grad_() for t in self.differentiable.values()]
+        """The same call on new tensors, rounded to a dtype, that require gradients; whole numbers stay as they are."""
+        fresh = [
+            t.detach().to(dtype, copy=True).requires_grad_() if t.is_floating_point() else t.detach().clone()
+            for t in self.differentiable.values()
+        ]
         return self.with_tensors(iter([*fresh, *self.tensors()[len(fresh) :]]))
 
     def copied(self) -> Case:
@@ -186,7 +189,7 @@ def answers(call: Case, backend: Backend | None, dtype: torch.dtype, lse: bool =
         torch.randn(t.shape, generator=random, dtype=torch.float64, device="cpu").to(dtype).to(t.device, t.dtype)
         for t in results.values()
     ]
-    wanted = call.differentiable
+    wanted = {name: t for name, t in call.differentiable.items() if t.requires_grad}
     grads = vjp(tuple(results.values()), tuple(wanted.values()), cotangents)
     for (name, t), g in zip(wanted.items(), grads, strict=True):
         results[f"gradient of {name}"] = torch.zeros_like(t) if g is None else g
@@ -294,7 +297,7 @@ def _check_compares_positions(item: Score | Mask, at: Frame, answer: Callable[[F
     """Fails where positions change what a score or a mask answers, though it says that it compares none."""
     if item.compares_positions():
         return
-    others = replace(at, positions=Positions(3 * at.positions.q + 1, at.positions.k))
+    others = replace(at, positions=Positions(3 * at.positions.q + 1, 2 * at.positions.k + 5))
     once = answer(at)
     assert torch.equal(once, answer(at)), f"{item!r} answers otherwise each time: by random numbers, or by a state"
     assert torch.equal(once, answer(others)), (
@@ -303,16 +306,25 @@ def _check_compares_positions(item: Score | Mask, at: Frame, answer: Callable[[F
 
 
 def check_mask(mask: Mask, at: Frame | None = None) -> None:
-    """Checks that a mask gives the same answer for a region as for the whole, that covers and intervals agree, and that
-    it reads no positions where compares_positions() says so.
+    """Checks that a mask gives the same answer for a region as for the whole, that covers and intervals agree, also
+    where keys do not stand at their index, and that it reads no positions where compares_positions() says so.
 
     >>> import regard as rg
     >>> check_mask(rg.Causal() & rg.Window(before=3, after=0))
     """
     check_kinds(ScaledDot(), mask, None, None)
     at = frame() if at is None else at
-    dense = mask.visible(at.region()).expand(at.shape)
     _check_compares_positions(mask, at, lambda at: mask.visible(at.region()).expand(at.shape))
+    _check_parts(mask, at)
+    if mask.compares_positions():
+        q, k = at.positions.q, at.positions.k
+        for positions in (Positions(q + 10, k + 10), Positions(2 * q + 7, 2 * k + 5)):
+            _check_parts(mask, replace(at, positions=positions))
+
+
+def _check_parts(mask: Mask, at: Frame) -> None:
+    """Of each region, tile and row of a frame: that it agrees with the whole."""
+    dense = mask.visible(at.region()).expand(at.shape)
     for r, c in ((1, 1), (4, 3), (at.nq, at.nk)):
         tiling = at.tiling(r, c)
         covers = mask.cover(tiling).expand(*at.batch, at.heads, *tiling.shape)

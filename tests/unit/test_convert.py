@@ -26,6 +26,7 @@ from regard.masks.convert import (
     to_additive,
     to_blocked,
 )
+from regard.masks.to_peers import to_allowed, to_mha
 
 BATCH, HEADS, L, S, WIDTH = 3, 2, 5, 7, 12
 INF = math.inf
@@ -180,6 +181,20 @@ def test_true_means_masked_becomes_true_means_kept() -> None:
     dense = from_key_padding(padding).on(L, S, batch=(BATCH,), heads=HEADS).dense()
     assert torch.equal(dense.expand(BATCH, HEADS, L, S), ~padding[:, None, None].expand(BATCH, HEADS, L, S))
     assert to_blocked(rg.Causal() & rg.Lengths(keys=torch.tensor([1, 3])), 4).shape == (2, 1, 4, 4)
+
+
+def test_masks_that_differ_by_indices_of_sequences_and_heads() -> None:
+    """They have no tensors with these axes: the caller says how many there are."""
+    lengths = torch.tensor([1, 3])
+    by_sequence, by_head = rg.Where(lambda b, h, i, j: j < lengths[b]), rg.Where(lambda b, h, i, j: (h == 0) | (j <= i))
+    kept = torch.arange(3) < lengths[:, None, None, None]
+    assert torch.equal(to_blocked(by_sequence, 3, batch=2), ~kept.expand(2, 1, 3, 3))
+    assert torch.equal(to_additive(by_sequence, 3, batch=2) == 0, kept.expand(2, 1, 3, 3))
+    assert torch.equal(to_mha(by_sequence, 3, 3, batch=2, heads=4), ~kept.expand(2, 4, 3, 3).flatten(0, 1))
+    assert torch.equal(to_allowed(by_sequence, 3, batch=2), kept.expand(2, 1, 3, 3))
+    causal = torch.ones(3, 3).tril().bool()
+    assert torch.equal(to_blocked(by_head, 3, heads=2), ~torch.stack([torch.ones(3, 3).bool(), causal]))
+    assert torch.equal(to_mha(by_head, 3, 3, batch=1, heads=2)[1], ~causal)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])

@@ -214,6 +214,8 @@ rg.nn.FixedCache()  # FixedCache needs batch and heads and capacity and dk and d
 rg.nn.GrowingCache(12)  # GrowingCache(dtype=12): expected None, which keeps tokens in their own dtype, or torch.int8, which rounds them; convert tokens with .to(...) before they are appended.
 rg.nn.Rotary()  # Rotary needs width; it has width, base.
 rg.nn.Rotary(7)  # Rotary(width=7): expected an even number of features, which rotate in pairs.
+rg.nn.AttentionPooling(8, 4)(torch.randn(2, 3, 8), mask=torch.ones(2, 3).bool())  # mask is a Tensor of bool; expected a Mask: Lengths(keys=counts) for bags of unlike sizes, Dense(mask[:, None, None]) of booleans (batch, n).
+rg.nn.MultiHeadAttention(32, 4, rotary=rg.nn.Rotary(8))(torch.randn(1, 3, 32), positions=torch.arange(3))  # positions is a Tensor of int64; 
 rg.nn.AttentionPooling()  # AttentionPooling needs d_model and hidden; it has d_model, hidden, heads, bias, device, dtype.
 """  # noqa: E501
 

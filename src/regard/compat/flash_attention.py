@@ -191,6 +191,8 @@ def flash_attn_with_kvcache(
     with torch.no_grad():
         batch = len(q)
         if block_table is not None:
+            if cache_batch_idx is not None:
+                raise ValueError("cache_batch_idx and block_table are both given; order the rows of block_table.")
             table = checked_table(block_table, "block_table", batch, len(k_cache))
         else:  # each row of the cache is the one page of its sequence
             own = torch.arange(batch, dtype=torch.int64, device="cpu") if cache_batch_idx is None else cache_batch_idx

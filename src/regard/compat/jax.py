@@ -66,7 +66,9 @@ def dot_product_attention(
     """
     if isinstance(local_window_size, int):
         local_window_size = (local_window_size, local_window_size)
-    options = _Options(scale, is_causal, local_window_size)
+    if _is_jax(query) and scale is not None:
+        scale = float(scale)  # an array is no key of `_of_jax`
+    options = _Options(scale, is_causal, None if local_window_size is None else tuple(local_window_size))
     arrays = (query, key, value, bias, mask, query_seq_lengths, key_value_seq_lengths)
     if _is_jax(query):
         out, residual = _of_jax(options)(*arrays)

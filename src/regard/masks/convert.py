@@ -209,14 +209,25 @@ def from_additive(mask: Any) -> Dense:
     return Dense(~hidden)
 
 
-def to_blocked(mask: Mask, nq: int, nk: int | None = None, *, positions: Positions | None = None) -> Tensor:
+def to_blocked(
+    mask: Mask,
+    nq: int,
+    nk: int | None = None,
+    *,
+    batch: int | None = None,
+    heads: int | None = None,
+    positions: Positions | None = None,
+) -> Tensor:
     """The mask as booleans, True = may NOT attend; (nq, nk) where all batch elements and heads are alike.
+
+    batch, heads: those of the call, if the mask differs between sequences or heads by at.b or at.h, and not by tensors
+    of its own.
 
     >>> to_blocked(Causal(), 2)
     tensor([[False,  True],
             [False, False]])
     """
-    return ~_least_axes(mask.dense(nq, nk, positions=positions))
+    return ~_allowed(mask, nq, nk, batch, heads, positions)
 
 
 def to_additive(
@@ -224,11 +235,13 @@ def to_additive(
     nq: int,
     nk: int | None = None,
     *,
+    batch: int | None = None,
+    heads: int | None = None,
     positions: Positions | None = None,
     dtype: torch.dtype = torch.float32,
     hidden: float = -math.inf,
 ) -> Tensor:
-    """The mask as numbers to add to scores: 0 where visible, `hidden` elsewhere; axes as to_blocked.
+    """The mask as numbers to add to scores: 0 where visible, `hidden` elsewhere; axes, batch and heads as to_blocked.
 
     transformers' eager paths expect hidden=torch.finfo(dtype).min.
 
@@ -236,8 +249,17 @@ def to_additive(
     tensor([[0., -inf],
             [0., 0.]])
     """
-    dense = _least_axes(mask.dense(nq, nk, positions=positions))
+    dense = _allowed(mask, nq, nk, batch, heads, positions)
     return torch.zeros(dense.shape, dtype=dtype, device=dense.device).masked_fill(~dense, hidden)
+
+
+def _allowed(
+    mask: Mask, nq: int, nk: int | None, batch: int | None, heads: int | None, positions: Positions | None
+) -> Tensor:
+    """True = may attend, with the axes that differ."""
+    heads = mask.extent().sizes()[0] if heads is None else heads
+    lead = None if batch is None else (batch,)
+    return _least_axes(mask.on(nq, nk, batch=lead, heads=heads, positions=positions).dense())
 
 
 def _boolean(x: Any, name: str, meaning: str) -> Tensor:

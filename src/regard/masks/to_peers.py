@@ -62,17 +62,25 @@ def to_cu_seqlens(documents: Documents) -> tuple[Tensor, Tensor]:
 
 
 def to_allowed(
-    mask: Mask, nq: int, nk: int | None = None, *, heads: int = 1, positions: Positions | None = None
+    mask: Mask,
+    nq: int,
+    nk: int | None = None,
+    *,
+    batch: int | None = None,
+    heads: int = 1,
+    positions: Positions | None = None,
 ) -> Tensor:
     """The mask as booleans with four axes (batch or 1, heads or 1, nq, nk), True = may attend.
 
     This is the convention of torch's SDPA, jax.nn, Keras, ONNX and x-transformers; for Equinox take [0] or [0, 0] of
-    it. heads: the heads of the call, if the mask differs between heads.
+    it. batch, heads: those of the call, if the mask differs between sequences or heads by at.b or at.h; a batch that
+    its tensors have needs no naming.
 
     >>> to_allowed(Causal(), 2).shape
     torch.Size([1, 1, 2, 2])
     """
-    return four_axes(mask.on(nq, nk, heads=heads, positions=positions).dense(), "mask")
+    view = mask.on(nq, nk, batch=None if batch is None else (batch,), heads=heads, positions=positions)
+    return four_axes(view.dense(), "mask")
 
 
 def to_mha(mask: Mask, nq: int, nk: int, *, batch: int, heads: int, positions: Positions | None = None) -> Tensor:
@@ -83,6 +91,6 @@ def to_mha(mask: Mask, nq: int, nk: int, *, batch: int, heads: int, positions: P
     >>> to_mha(rg.Lengths(keys=torch.tensor([1, 3])), 3, 3, batch=2, heads=4).shape
     torch.Size([8, 3, 3])
     """
-    blocked = ~to_allowed(mask, nq, nk, heads=heads, positions=positions)
+    blocked = ~to_allowed(mask, nq, nk, batch=batch, heads=heads, positions=positions)
     alike = blocked.shape[:2] == (1, 1)
     return blocked[0, 0] if alike else blocked.expand(batch, heads, nq, nk).flatten(0, 1)

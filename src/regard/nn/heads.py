@@ -178,6 +178,8 @@ class Heads(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
+            if positions is not None and not isinstance(positions, Positions):  # pyright: ignore[reportUnnecessaryIsInstance]
+                check_kinds(self.scoring()["score"], Everything(), positions, None)  # which raises
             batch = broadcast_shape(x.shape[:-2], c.shape[:-2])
             at = resolve_positions(positions, q.shape[-2], k.shape[-2], batch, self.rotary, x.device)
             q, k = self.rotary(q, at.q), self.rotary(k, at.k)

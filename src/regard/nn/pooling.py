@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from regard.api import attention, attention_weights
 from regard.core.errors import ShapeError
 from regard.core.shapes import listed
-from regard.core.wrong_calls import answers_wrong_calls
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.masks.algebra import Everything, Mask
 from regard.scores.similarity import Dot
 
@@ -84,6 +84,11 @@ class AttentionPooling(nn.Module):
         """The query (*batch, heads, 1, hidden), keys (*batch, 1, n, hidden) and values (*batch, 1, n, d_model)."""
         if h.dim() < 2 or h.shape[-1] != self.d_model:
             raise ShapeError(f"h has shape {listed(h.shape)}; expected bags (*batch, n, {self.d_model}).")
+        if not isinstance(mask, Mask):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"mask is {kind_of(mask)}; expected a Mask: Lengths(keys=counts) for bags of unlike sizes, "
+                "Dense(mask[:, None, None]) of booleans (batch, n)."
+            )
         if mask.compares_positions():
             raise ValueError(f"mask {mask!r} compares positions; a pooling query has none. Lengths and Dense do not.")
         bags = h if h.dim() > 2 else h[None]
