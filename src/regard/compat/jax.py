@@ -64,11 +64,10 @@ def dot_product_attention(
     >>> dot_product_attention(q, k, k, is_causal=True, local_window_size=(2, 0)).shape
     torch.Size([2, 5, 8, 16])
     """
-    if isinstance(local_window_size, int):
-        local_window_size = (local_window_size, local_window_size)
+    both = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
     if _is_jax(query) and scale is not None:
         scale = float(scale)  # an array is no key of `_of_jax`
-    options = _Options(scale, is_causal, None if local_window_size is None else tuple(local_window_size))
+    options = _Options(scale, is_causal, None if both is None else (both[0], both[1]))
     arrays = (query, key, value, bias, mask, query_seq_lengths, key_value_seq_lengths)
     if _is_jax(query):
         out, residual = _of_jax(options)(*arrays)
