@@ -28,7 +28,14 @@ struct InstructionSet {
 };
 
 #if defined(__x86_64__)
-static bool runs_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+// x86-64-v3, with all that the compiler may use of it: some virtual machines hide a part.
+static bool runs_avx2() {
+  constexpr unsigned kMovbe = 1u << 22, kFloat16 = 1u << 29, kLeadingZeros = 1u << 5;
+  unsigned a, b, features, extended, d;
+  if (!__get_cpuid(1, &a, &b, &features, &d) || !__get_cpuid(0x80000001, &a, &b, &extended, &d)) return false;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+         __builtin_cpu_supports("bmi2") && (features & kMovbe) && (features & kFloat16) && (extended & kLeadingZeros);
+}
 static bool runs_avx512() {
   return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd");

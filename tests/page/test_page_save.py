@@ -120,3 +120,24 @@ def test_pairs_that_cannot_attend_are_not_saved(visit: Any, tmp_path: Path) -> N
 
 def test_a_notebooks_frame_may_save() -> None:
     assert reports.report()._repr_html_().startswith('<iframe sandbox="allow-scripts allow-downloads" ')
+
+
+def test_positions_that_skip_some_are_those_of_the_call(visit: Any, tmp_path: Path) -> None:
+    at = torch.tensor([3, 4, 5, 9, 10, 2, 30])
+    q, k = torch.randn(2, 1, 1, len(at), 8)
+    calls = [reports.call(q, k, rg.Causal(), positions=rg.Positions(at, at))]
+    rg.Report.of(calls, title="saved", model="Made").save(tmp_path / "a.html")
+    seen = visit(tmp_path / "a.html", address="#L0H0&query=3")
+    name, content = saved(seen, "#save-row")
+    lines = table(content)
+    assert name == "L0H0-query-9.csv" and [int(one["key"]) for one in lines] == [3, 4, 5, 9, 2]
+    assert {(one["query"], one["query token"]) for one in lines} == {("9", "#9")}
+    assert "query 9 → key" in seen.page.locator("#readout").inner_text()
+    assert "#9 (9)" in seen.page.locator("#about").inner_text().replace("\u2068", "").replace("\u2066", "").replace(
+        "\u2069", ""
+    )
+    pairs = table(saved(seen, "#save-map")[1])
+    assert {(int(one["query"]), int(one["key"])) for one in pairs} == {
+        (i, j) for i in at.tolist() for j in at.tolist() if j <= i
+    }
+    assert seen.said == []

@@ -91,7 +91,7 @@ function showMeans(one) {
 }
 
 // The number of a token in its text, before where it is there; of a cell, that of its first token.
-const numberOf = (axis, n) => String(axis.numbers?.[n] ?? (axis.before[n] >= 0 ? axis.before[n] : axis.after[n]));
+const numberInText = (axis, n) => String(axis.numbers?.[n] ?? (axis.before[n] >= 0 ? axis.before[n] : axis.after[n]));
 
 // The largest changes of one sign as bars.
 function fillBars(id, axis, values, sign, text) {
@@ -101,7 +101,7 @@ function fillBars(id, axis, values, sign, text) {
   at(id).replaceChildren(
     ...found.slice(0, LISTED).map((n) => {
       const made = bar(axis, n, Math.abs(values[n]) / most, text(n));
-      made.querySelector("small").textContent = numberOf(axis, n);
+      made.querySelector("small").textContent = numberInText(axis, n);
       return made;
     }),
     ...(found.length ? [] : [element("li", "quiet", "nothing")]),

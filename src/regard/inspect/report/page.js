@@ -18,7 +18,7 @@ function readout(one) {
   const { query, key } = cursor(),
     known = exactRow(one, state.head, query),
     { weight, exact } = known ? { weight: known[key], exact: true } : pair(one, state.head, query, key);
-  const name = (axis, n) => `${n + axis.first}${axis.text < 0 ? "" : ` ‘${isolated(token(axis, n))}’`}`;
+  const name = (axis, n) => `${numberOf(axis, n)}${axis.text < 0 ? "" : ` ‘${isolated(token(axis, n))}’`}`;
   const found = Number.isNaN(weight) ? "cannot attend" : `${exact ? "" : "about "}${percent(weight)}`;
   at("readout").textContent = `query ${name(one.queries, query)} → key ${name(one.keys, key)}: ${found}`;
 }

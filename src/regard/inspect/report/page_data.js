@@ -162,7 +162,9 @@ function pair(one, head, query, key) {
   return { weight: cellMean(one, head, r, c), exact: false };
 }
 
-const token = (axis, n) => (axis.text < 0 ? `#${axis.first + n}` : data.texts[axis.text][n]);
+// The position of a token; in a comparison, the number of its cell.
+const numberOf = (axis, n) => axis.numbers?.[n] ?? axis.first + n;
+const token = (axis, n) => (axis.text < 0 ? `#${numberOf(axis, n)}` : data.texts[axis.text][n]);
 const isolated = (text) => `\u2066${text}\u2069`; // its direction changes no other text's
 const oneText = (one) => one.queries.text === one.keys.text && one.queries.n === one.keys.n;
 const SPECIAL = /^(\[[A-Za-z ]+\d*\]|<\/?[a-z_ ]+>|<\|.*\|>)$/i; // [CLS], </s>, <|endoftext|>

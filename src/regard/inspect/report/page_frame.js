@@ -84,9 +84,10 @@ function ticks(axis, from, count) {
   if (named(axis, count)) return [...Array(count).keys()].map((n) => [n, isolated(token(axis, from + n))]);
   const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5];
   const step = steps.find((s) => count / s <= 8) || count,
-    first = Math.ceil((axis.first + from) / step) * step;
-  const found = [];
-  for (let n = first; n < axis.first + from + count; n += step) found.push([n - axis.first - from, String(axis.numbers?.[n] ?? n)]);
+    start = axis.numbers ? from : axis.first + from, // numbers that do not grow by one are not round
+    found = [];
+  for (let n = Math.ceil(start / step) * step; n < start + count; n += step)
+    found.push([n - start, String(numberOf(axis, from + n - start))]);
   return found;
 }
 

@@ -3,9 +3,9 @@ const PAIR = ["query", "query token", "key", "key token", "weight", "precision"]
 
 function pairRow(one, query, key, weight, precision) {
   return [
-    query + one.queries.first,
+    numberOf(one.queries, query),
     token(one.queries, query),
-    key + one.keys.first,
+    numberOf(one.keys, key),
     token(one.keys, key),
     digits(weight),
     precision,
@@ -25,7 +25,7 @@ function saveRow() {
     if (!Number.isNaN(weight) && !skip(n)) rows.push(pairRow(one, query, key, weight, precision(n)));
   });
   const what = by === "queries" ? "query" : "key";
-  saveTable(`${fileOf(one)}${what}-${chosen() + chosenAxis(one).first}.csv`, inUnitsOf(one, PAIR), rows);
+  saveTable(`${fileOf(one)}${what}-${numberOf(chosenAxis(one), chosen())}.csv`, inUnitsOf(one, PAIR), rows);
 }
 
 // The part of the map that is shown: pairs, or where the page holds none of them and they are many, cells.
@@ -40,8 +40,8 @@ function saveMap() {
       for (let c = 0; c < one.nc; c++) {
         const level = one.cells[(state.head * one.nr + r) * one.nc + c];
         if (level === HIDDEN || !inPart(one, r, c) || other(one.rowEdges[r], one.colEdges[c])) continue;
-        const queries = [one.rowEdges[r], last(one.rowEdges, r)].map((n) => n + one.queries.first),
-          keys = [one.colEdges[c], last(one.colEdges, c)].map((n) => n + one.keys.first);
+        const queries = [one.rowEdges[r], last(one.rowEdges, r)].map((n) => numberOf(one.queries, n)),
+          keys = [one.colEdges[c], last(one.colEdges, c)].map((n) => numberOf(one.keys, n));
         rows.push([...queries, ...keys, digits(pooledWeight(level))]);
       }
     }

@@ -64,7 +64,7 @@ function showText(one) {
 
 function described(one) {
   const axis = chosenAxis(one),
-    name = `${isolated(token(axis, chosen()))} (${chosen() + axis.first})`;
+    name = `${isolated(token(axis, chosen()))} (${numberOf(axis, chosen())})`;
   return asked() === "queries" ? `query ${name} looks at` : `key ${name} is read by`;
 }
 
@@ -98,7 +98,7 @@ function said(one, count, mass, numbers, values) {
     const [number, query] = place(one, cursor().query);
     const entropy = (one.shares.entropy[state.head * one.carried + number] / SHARES) * one.entropyScale;
     const of =
-      query === cursor().query ? "" : ` (of query ${query + one.queries.first}, the nearest one on this page)`;
+      query === cursor().query ? "" : ` (of query ${numberOf(one.queries, query)}, the nearest one on this page)`;
     const share = percent(Math.min(mass, 1)); // the steps of weights may add up to a little more
     return `${count} heaviest, ${share} of the mass${of}; entropy ${entropy.toFixed(2)} nats${left}`;
   }

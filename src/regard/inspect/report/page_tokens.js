@@ -12,7 +12,7 @@ function tokensAround(axis, holds, shown) {
 
 // Fills a list with tokens, unless it has them.
 function fillTokens(list, axis, [from, to], named) {
-  const content = [axis.text, axis.first, from, to, named].join();
+  const content = [axis.text, axis.first, axis.numbers?.slice(from, to), from, to, named].join();
   if (list.dataset.content === content) return;
   list.dataset.content = content;
   const numbers = Array.from({ length: to - from }, (_, n) => from + n);
@@ -60,7 +60,7 @@ function bar(axis, n, share, number) {
   const fill = element("i");
   fill.style.setProperty("--w", `${Math.min(100, 100 * share)}%`);
   track.append(fill);
-  made.append(word, element("small", "", String(n + axis.first)), track, element("span", "share", number));
+  made.append(word, element("small", "", String(numberOf(axis, n))), track, element("span", "share", number));
   return made;
 }
 

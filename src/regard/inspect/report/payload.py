@@ -182,14 +182,15 @@ def _thumbnails(layer: Layer) -> tuple[Tensor, Tensor]:
 
 
 def axis_content(axis: Axis, texts: list[tuple[str, ...]]) -> dict[str, Any]:
-    """How many tokens, the position of the first, and which of the texts is theirs; -1 for none."""
-    first = int(axis.positions[0])
-    if not axis.tokens:
-        return {"n": len(axis), "first": first, "text": -1}
-    tokens = tuple(shown(token, 40) for token in axis.tokens)
-    if tokens not in texts:
-        texts.append(tokens)
-    return {"n": len(axis), "first": first, "text": texts.index(tokens)}
+    """How many tokens, the position of the first, those of all where they do not grow by one, and the texts' number."""
+    positions, text = axis.positions, -1
+    if axis.tokens:
+        tokens = tuple(shown(token, 40) for token in axis.tokens)
+        if tokens not in texts:
+            texts.append(tokens)
+        text = texts.index(tokens)
+    numbers = None if bool((positions.diff() == 1).all()) else positions.tolist()
+    return {"n": len(axis), "first": int(positions[0]), "numbers": numbers, "text": text}
 
 
 def _shares(values: Tensor, scale: float) -> str:
