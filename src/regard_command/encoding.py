@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -13,8 +14,12 @@ DEFAULT = "utf-8-sig"  # UTF-8, with or without the mark that some editors write
 def print_any_text() -> None:
     """Lets standard output and error take every letter, where their encoding has not all (Windows: its code page).
 
-    What goes to a file or a pipe is then UTF-8; a terminal shows "?" for what it has no letter for.
+    What goes to a file or a pipe is then UTF-8; a terminal shows "?" for what it has no letter for. What goes to one
+    that is closed (`>&-` in a shell) is lost.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the process ends)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
             if stream.isatty():

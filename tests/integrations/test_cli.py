@@ -342,6 +342,13 @@ def test_a_closed_input_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "standard input is closed" in sentence(capsys)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="a shell closes it")
+def test_a_closed_output_takes_nothing() -> None:
+    command = [sys.executable, "-m", "regard", "demo", "-o", "a.json"]
+    ran = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stderr) == (0, "") and json.loads(Path("a.json").read_text(encoding="utf-8"))
+
+
 def test_a_package_that_is_missing_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
