@@ -42,6 +42,15 @@ def test_norms_are_those_of_each_summand(model: ByteTransformer) -> None:
         torch.testing.assert_close(norms, block.attention.per_head(x, mask=SEEN)[0].norm(dim=-1), rtol=1e-5, atol=1e-5)
 
 
+def test_norms_of_halves_are_floats() -> None:
+    """Of bfloat16, 255 steps between 1 and 2, the largest of 61 norms would often be that of several tokens."""
+    halves, exact = (rg.heads.contributions(load().to(dtype), TEXT).norms for dtype in (torch.bfloat16, torch.float32))
+    for rounded, norms in zip(halves, exact, strict=True):
+        assert rounded.dtype is torch.float32
+        assert not torch.equal(rounded, rounded.bfloat16().float())
+        torch.testing.assert_close(rounded, norms, rtol=0.1, atol=0.1)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("at", [-1, 7])
 def test_a_logit_is_the_sum_of_what_is_added(at: int) -> None:
