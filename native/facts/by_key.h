@@ -75,12 +75,15 @@ REGARD_NOINLINE void count_levels(const float* e, const vf* share, const float* 
   }
 }
 
-// For levels of 0 or less: all visible pairs.
+// For levels of 0 or less: all visible pairs, but for those of rows with a NaN, which weigh NaN.
 template <int V>
 static void count_zero_levels(const Block<V>& b, const RowFacts<V>& f, const float* level, int64_t levels,
                               int64_t* reached) {
   for (int64_t k = 0; k < levels; ++k)
-    for (int64_t n = 0; level[k] <= 0 && n < b.p.rows; ++n) reached[k] += f.visible[n / W][n % W];
+    for (int64_t n = 0; level[k] <= 0 && n < b.p.rows; ++n) {
+      const float inverse = f.inverse[n / W][n % W];
+      if (inverse == inverse) reached[k] += f.visible[n / W][n % W];
+    }
 }
 
 // The first of `n` tokens that lies in cell a, of `cells`; token i is in cell i · cells / n, rounded down.

@@ -36,6 +36,18 @@ def each(names: list[str], *plain: str) -> list[Any]:
 
 
 @torch.no_grad()
+def test_what_a_tokenizer_returned_is_read_as_a_whole() -> None:
+    model = ENCODERS["BERT"].build("sdpa")
+    inputs = {"input_ids": IDS, "token_type_ids": [0] * 6 + [1] * 7, "attention_mask": [1] * 11 + [0] * 2}
+    found, plain = (rg.heads.carried(model, given).carried for given in (inputs, IDS))
+    reader = Reader.of(model, inputs, None)
+    assert not torch.allclose(found[0].norms, plain[0].norms)
+    assert not found[0].received[:, 11:].any(), "the padding is masked"
+    logits = model(**{name: torch.tensor([row]) for name, row in inputs.items()}).logits
+    assert torch.equal(reader.run().logits, logits)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", each(BOTH, "GPT-2", "Llama", "BERT"))
 def test_heads_and_bias_sum_up_to_what_the_projection_makes(name: str) -> None:
     model = {**DECODERS, **ENCODERS}[name].build("eager")

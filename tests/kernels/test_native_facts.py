@@ -161,6 +161,10 @@ def test_hidden_keys_never_leak_and_rows_keep_to_themselves(isa: str, bad: float
     for fact in some:
         assert torch.equal(dirty[fact].isnan().reshape(1, 2, 50), row), fact
         assert torch.equal(dirty[fact][~row], clean[fact][~row]), fact
+    histogram, counts = facts.Histogram(), clean[facts.Visible()].sum(-1)
+    assert torch.equal(clean[histogram].sum(-1), counts)
+    counts[0, 1] -= clean[facts.Visible()][0, 1, 7]  # weights of NaN are in no bin
+    assert torch.equal(dirty[histogram].sum(-1), counts)
     assert dirty[facts.MaxScore()].score[0, 1, 7].isnan() and dirty[facts.MaxScore()].key[0, 1, 7] == 0
     assert torch.equal(dirty[facts.Received()][0, 0], clean[facts.Received()][0, 0])
     assert dirty[facts.Received()][0, 1, :130].isnan().all() and (dirty[facts.Received()][0, 1, 130:] == 0).all()

@@ -338,6 +338,27 @@ def test_where_it_comes_from_in_a_score() -> None:
     assert not linted(sink=torch.tensor([0.0, -math.inf]))
 
 
+def test_a_bias_is_looked_at_where_the_mask_shows_it() -> None:
+    future = torch.zeros(H, N, N)
+    future[1, 0, 5] = math.nan
+    score = rg.ScaledDot() >> rg.Bias(future)
+    assert not linted(score=score, mask=rg.Causal())
+    assert "Bias.bias[1, 0, 5]" in only(linted(score=score), "not finite").said
+    future[0, 7, 2] = math.inf
+    found = only(linted(score=score, mask=rg.Causal()), "not finite")
+    assert found.number == 1 and "0 NaN and 1 infinite" in found.said and "Bias.bias[0, 7, 2]" in found.said
+    of_keys = torch.zeros(N)
+    of_keys[N - 1] = math.nan
+    padded = rg.Lengths(keys=torch.full((3,), N - 1))
+    assert not linted(score=rg.ScaledDot() >> rg.Bias(of_keys), mask=padded)
+    assert "Bias.bias[" in only(linted(score=rg.ScaledDot() >> rg.Bias(of_keys)), "not finite").said
+
+
+def test_no_queries_are_within_every_mask() -> None:
+    x = torch.zeros(1, 1, 0, 8)
+    assert not rg.lint(x, x, x, mask=rg.Causal(), within=rg.Causal())
+
+
 def test_a_score_that_makes_nan() -> None:
     score = rg.Custom(lambda q, k: (q @ k.mT - 2).sqrt())
     found = only(linted(score=score), "scores not finite")

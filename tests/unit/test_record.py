@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regard as rg
 from recorded_models import FACTS, NAMES, Block, Plain, measure, model, weights, world, x
+from regard.call.hooks import AttentionCall
 
 
 def test_names_are_module_paths_in_the_order_of_calls() -> None:
@@ -184,6 +185,35 @@ def test_what_a_checkpoint_computes_again_is_not_counted(reentrant: bool, backwa
     with rg.record(made) as tape:
         backward(made(x().requires_grad_()).sum())
     assert [(call.name, call.number) for call in tape] == [(f"blocks.{name}", 0) for name in NAMES]
+
+
+def test_a_recording_begins_anew_in_each_block() -> None:
+    made = Plain()
+    recording = rg.record(made, FACTS)
+    with recording as first:
+        made(x())
+    with recording as second, recording as third:
+        made(x())
+    assert first is not second and len(first) == len(second) == len(third) == 1
+    with pytest.raises(AttributeError, match="has no 'calls' before it is run"):
+        recording.calls  # noqa: B018 (it is the attribute that is asked for)
+
+
+def test_heads_of_a_call_of_torch_without_a_batch() -> None:
+    class Grouped(nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+
+    q, k, made = torch.randn(8, 5, 16), torch.randn(2, 5, 16), Grouped()
+    with rg.record(made, FACTS) as tape:
+        made(q, k)
+    entropy = rg.look(q[None], k[None], facts=(rg.facts.Entropy(),))[rg.facts.Entropy()]
+    assert tape.calls[0].q_shape == (1, 8, 5, 16) and torch.equal(tape.calls[0][rg.facts.Entropy()], entropy)
+
+
+def test_inputs_hold_no_mask_that_the_call_did_not_take() -> None:
+    call = AttentionCall(None, *torch.randn(2, 1, 2, 5, 8), mask_if_cross=rg.Dense(torch.ones(5, 5).bool()))
+    assert rg.facts.Inputs().of_call(call, "", 0).mask_if_cross is None
 
 
 def test_autocast_is_that_of_the_model() -> None:

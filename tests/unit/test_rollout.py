@@ -78,6 +78,22 @@ def test_calls_without_a_head_axis() -> None:
     assert torch.equal(rg.rollout([bare, bare], 3), rg.rollout([call, call], 3))
 
 
+def test_sequences_of_one_length_are_told_apart() -> None:
+    model = torch.nn.Transformer(16, 2, 1, 1, 32, batch_first=True).eval()
+    with torch.no_grad(), rg.record(model, facts=(rg.facts.Inputs(),)) as tape:
+        model(torch.randn(1, 5, 16), torch.randn(1, 5, 16))
+    assert [call.kind for call in tape] == ["encoder", "self", "cross"]
+    with pytest.raises(rg.ShapeError, match=r"calls\[2\] is cross-attention; .* leave it out"):
+        rg.rollout(tape)
+    with pytest.raises(rg.ShapeError, match=r"calls\[0\] is an encoder's and calls\[1\] is its decoder's"):
+        rg.rollout(tape.calls[:2])
+    for n in range(2):
+        assert rg.rollout(tape.calls[n : n + 1]).shape == (1, 5)
+    call = replace(draw(2, 2), cross=True)
+    with pytest.raises(rg.ShapeError, match=r"calls\[0\] is cross-attention"):
+        rg.rollout([call])
+
+
 def test_what_is_refused() -> None:
     call = draw(2, 2)
     crossed = replace(call, k=call.k[:, :, :4], mask=rg.Everything())

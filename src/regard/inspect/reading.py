@@ -140,11 +140,6 @@ def is_ids(given: Any) -> bool:
     return isinstance(given, (list, tuple)) and bool(given) and all(isinstance(one, int) for one in given)
 
 
-def read_ids(model: nn.Module, given: Any, tokenizer: Tokenizer | None) -> list[int]:
-    """The token ids of a text, or those given, that the model can read; errors as `model_report`'s."""
-    return read_inputs(model, given, tokenizer).arguments["input_ids"]
-
-
 def read_inputs(model: nn.Module, given: Any, tokenizer: Tokenizer | None, pair: str | None = None) -> TextInputs:
     """What the model is to read of one text."""
     if pair is not None:

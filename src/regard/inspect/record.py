@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -40,10 +41,11 @@ def record(model: nn.Module, facts: tuple[Fact[Any], ...] = OVERVIEW, *, layers:
     """Records every attention call that `model` makes on this thread inside the `with` block; yields the Tape.
 
     It records the calls of regard's own layers and functions, of torch's scaled_dot_product_attention,
-    nn.MultiheadAttention and nn.TransformerEncoder (also on its fused path), and of the models of transformers with any
-    implementation. The outputs stay bit for bit the same. Facts are computed at once, without gradients. Memory: the
-    facts, one copy of each mask that differs from the ones before, and with Inputs() the queries and keys. Calls that
-    are recomputed in a backward pass (checkpointing) are not recorded again.
+    nn.MultiheadAttention and nn.TransformerEncoder (also on its fused path), and of the models of transformers with
+    "sdpa", "eager" and "regard", and others where they are given a mask (batch, heads, nq, nk). The outputs stay bit
+    for bit the same. Facts are computed at once, without gradients. Memory: the facts, one copy of each mask that
+    differs from the ones before, and with Inputs() the queries and keys. Calls that are recomputed in a backward pass
+    (checkpointing) are not recorded again.
 
     facts   the facts of each call: see regard.look
     layers  which: a pattern over module paths ("encoder.*.self_attn", * for any characters), several of them, or a
@@ -53,7 +55,8 @@ def record(model: nn.Module, facts: tuple[Fact[Any], ...] = OVERVIEW, *, layers:
     says how many and which, and tape.unseen has their names.
 
     Raises ValueError if `layers` matches no module, LookupError, with the reason, if nothing was recorded; Unsupported
-    for compiled models, for calls under torch.func transforms, on tensors without values (meta) and nested ones.
+    for compiled models, for calls under torch.func transforms, on tensors without values (meta) and nested ones, and
+    for masks of other implementations (flex_attention's BlockMask) and paged caches.
 
     >>> import regard as rg
     >>> model = nn.Sequential(rg.nn.MultiHeadAttention(8, heads=2), nn.Linear(8, 8))
@@ -70,20 +73,24 @@ def record(model: nn.Module, facts: tuple[Fact[Any], ...] = OVERVIEW, *, layers:
             "model(x). Of a pipeline of transformers that is pipeline.model."
         )
     check_facts(facts)
-    return Recording(_recorded(model, tuple(facts), layers))
+    return Recording(partial(_recorded, model, tuple(facts), layers))
 
 
 class Recording(AbstractContextManager[Tape]):
-    """A recording that a `with` block begins and ends. What is asked of it outside of one is answered by an error."""
+    """What a `with` block begins and ends, each with a tape of its own. Outside of one it has no calls."""
 
-    def __init__(self, block: AbstractContextManager[Tape]) -> None:
-        self._block = block
+    def __init__(self, begin: Callable[[], AbstractContextManager[Tape]]) -> None:
+        self._begin = begin
+        self._open = list[AbstractContextManager[Tape]]()  # blocks, of which one may stand inside another
 
     def __enter__(self) -> Tape:
-        return self._block.__enter__()
+        block = self._begin()
+        tape = block.__enter__()
+        self._open.append(block)
+        return tape
 
     def __exit__(self, *error: Any) -> bool | None:
-        return self._block.__exit__(*error)
+        return self._open.pop().__exit__(*error)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"a recording has no {name!r} before it is run: {WAY}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +53,8 @@ def rollout(calls: Iterable[AttentionCall | Recorded], row: int = -1, residual: 
     """
     if not isinstance(calls, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"calls is {kind_of(calls)}; {_EXPECTED}")
+    calls = list(calls)
+    _check_kinds(calls)
     calls = [_call(one, number) for number, one in enumerate(calls)]
     if not calls:
         raise ValueError("calls is empty; expected one call or more, first layer first.")
@@ -65,6 +68,21 @@ def rollout(calls: Iterable[AttentionCall | Recorded], row: int = -1, residual: 
     for number in reversed(range(len(calls))):
         share = residual * share + (1 - residual) * _carried(calls[number], number, share)
     return share
+
+
+def _check_kinds(calls: list[Any]) -> None:
+    """ShapeError where the calls say themselves that they are not of one sequence, however long the sequences are."""
+    kinds = [getattr(one, "kind", "cross" if getattr(one, "cross", False) else "unknown") for one in calls]
+    if "cross" in kinds:
+        raise ShapeError(
+            f"calls[{kinds.index('cross')}] is cross-attention; expected self-attention over one sequence: leave it "
+            "out, as in [call for call in tape if call.kind == 'self']."
+        )
+    if "encoder" in kinds and "self" in kinds:
+        raise ShapeError(
+            f"calls[{kinds.index('encoder')}] is an encoder's and calls[{kinds.index('self')}] is its decoder's; "
+            "expected calls over one sequence: [call for call in tape if call.kind == 'encoder'], or == 'self'."
+        )
 
 
 def _call(given: AttentionCall | Recorded, number: int) -> AttentionCall:

@@ -28,8 +28,11 @@ def scaled_dot_product(
 ) -> AttentionCall:
     """What a call with these arguments looks at: torch's signature, torch's meaning of each (2.13).
 
-    Without enable_gqa, torch broadcasts heads like batch axes. is_causal counts both sides from 0.
+    Without enable_gqa, torch broadcasts heads like batch axes; with it, three axes are (heads, n, d). is_causal counts
+    both sides from 0.
     """
+    if enable_gqa and query.dim() == 3:
+        query, key, value = query[None], key[None], value[None]
     if not enable_gqa:
         query, key = together(query, key)
         value = value.expand(*key.shape[:-2], *value.shape[-2:])

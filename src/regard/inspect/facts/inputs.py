@@ -48,4 +48,5 @@ class Inputs(CallFact[AttentionCall]):
     def of_call(self, call: AttentionCall, name: str, number: int) -> AttentionCall:
         score: Score = call.score.with_tensors(iter([t.detach().clone() for t in call.score.tensors()]))
         sink = call.sink.detach().clone() if isinstance(call.sink, Tensor) else call.sink
-        return replace(call, q=call.q.detach().clone(), k=call.k.detach().clone(), score=score, sink=sink, v=None)
+        q, k = call.q.detach().clone(), call.k.detach().clone()
+        return replace(call, q=q, k=k, score=score, sink=sink, v=None, mask_if_cross=None)

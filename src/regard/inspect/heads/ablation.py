@@ -84,7 +84,7 @@ def ablation(
     Mean ablation removes the part of the head's output that depends on the token, and keeps the constant part.
 
     model     regard's or transformers' layers. Runs in eval mode, and is left as it was
-    given     a text, or token ids (n,); tokenizer: the model's, needed for a text
+    given     a text, token ids (n,), or what a tokenizer returned; tokenizer: the model's, needed for a text
     loss      a function of the model's output; None: the mean cross-entropy of the next token, for causal models
     most      tokens of the text that are read
     progress  is called with the number of heads done, and of all heads

@@ -17,7 +17,7 @@ from regard.inspect.facts.chosen import Rows
 from regard.inspect.facts.inputs import CallFact
 from regard.inspect.facts.keys import Received
 from regard.inspect.facts.pooled import Map
-from regard.inspect.facts.rows import TopKeys
+from regard.inspect.facts.rows import TopKeys, Visible
 from regard.inspect.heads.projections import Projection, at_projections, find_projections
 from regard.inspect.heads.reader import Reader, answers_head_calls
 from regard.inspect.heads.value_norms import value_norms
@@ -111,7 +111,7 @@ def carried(model: nn.Module, given: Any, *, tokenizer: Tokenizer | None = None)
     page can show what is carried in place of the weights: report.with_heads(carried(model, text)).
 
     model  regard's or transformers' layers: an encoder or a decoder. Runs twice, in eval mode; left as it was
-    given  a text, or token ids (n,); tokenizer: as in look
+    given  a text, token ids (n,), or what a tokenizer returned; tokenizer: as in look
 
     c_j is one number for each key and head, so memory is linear in the text; no n × n weights, and no n × n vectors.
     The bias of W^O belongs to no head and is not counted; the norm of a sum (of heads, of keys) is at most the sum of
@@ -134,24 +134,25 @@ def carried(model: nn.Module, given: Any, *, tokenizer: Tokenizer | None = None)
     projections = find_projections(model, reader.run)
     called = tuple((one.layer, one.call.number) for one in projections)
     asked = _CarriedOfCall(called, tuple(one.weight for one in projections))
-    last: list[Tensor] = []
+    rows: list[Tensor] = []
 
     def seen(projection: Projection, joined: Tensor, made: Tensor) -> None:
-        last.append(projection.by_head(joined)[:, -1])
+        rows.append(projection.by_head(joined)[:, tape.calls[len(rows)][asked].query])
 
     with record(model, facts=(asked,)) as tape, at_projections(projections, seen=seen):
         reader.run()
-    for projection, call, given_last in zip(projections, tape.calls, last, strict=True):
-        _check(projection, call[asked].last, given_last)
+    for projection, call, given_row in zip(projections, tape.calls, rows, strict=True):
+        _check(projection, call[asked].row, given_row)
     names = tuple(texts(tokenizer, reader.ids.tolist()))
     return CarriedNorms(tuple(name for name, _ in called), tuple(call[asked].carried for call in tape.calls), names)
 
 
 class _Answer(NamedTuple):
-    """What a layer carries, and Σ_j p_ij v_j of the last query, (h, dv)."""
+    """What a layer carries, the last query that is no padding, and its Σ_j p_ij v_j, (h, dv)."""
 
     carried: CarriedLayer
-    last: Tensor
+    query: int
+    row: Tensor
 
 
 @dataclass(frozen=True)
@@ -169,15 +170,18 @@ class _CarriedOfCall(CallFact[_Answer]):
                 f"{weight.shape[1]} a head: expected a layer of regard.nn or of transformers."
             )
         norms = value_norms(v, weight)
-        last, received = Rows(torch.tensor([-1], dtype=torch.int64, device=norms.device)), Carried(norms)
-        top, pooled = Carried(norms, TOP), Carried(norms, Map(CELLS, CELLS))
-        asked = (last, Received(), received, top, pooled)
-        seen, _ = survey(call.q, call.k, asked, call.score, call.mask, call.positions, call.sink)
+        received, top, pooled = Carried(norms), Carried(norms, TOP), Carried(norms, Map(CELLS, CELLS))
+        given = call.q, call.k, (Visible(), Received(), received, top, pooled)
+        seen, _ = survey(*given, call.score, call.mask, call.positions, call.sink)
+        sees = (seen[Visible()][0] > 0).any(0).nonzero()
+        query = int(sees[-1]) if len(sees) else -1
+        row = Rows([query])
+        weights_of_row, _ = survey(call.q, call.k, (row,), call.score, call.mask, call.positions, call.sink)
         values = v[0].to(norms.dtype).repeat_interleave(len(weight) // v.shape[-3], 0)
         of_keys, weights, total = (t[0].cpu() for t in (norms, seen[Received()], seen[received]))
         heaviest = TopKeys(*(t[0].cpu() for t in seen[top]))
         found = CarriedLayer(of_keys, weights, total, heaviest, seen[pooled][0].cpu())
-        return _Answer(found, (seen[last][0].to(norms.dtype) @ values)[:, 0])
+        return _Answer(found, query, (weights_of_row[row][0].to(norms.dtype) @ values)[:, 0])
 
 
 def _check(projection: Projection, expected: Tensor, given: Tensor) -> None:

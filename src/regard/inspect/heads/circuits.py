@@ -191,7 +191,8 @@ def circuits(model: nn.Module, given: Any, *, tokenizer: Tokenizer | None = None
     model  a causal language model of regard's or transformers' layers. Reads the first 16 tokens three times, in eval
            mode, to find its matrices; left as it was. Grouped queries: a key head's matrices are those of each of its
            queries. Fused projections (GPT-2, GPT-NeoX, Falcon) are taken apart
-    given  a text, or token ids (n,), whose tokens the tables show by default; tokenizer: as in look
+    given  a text, token ids (n,), or what a tokenizer returned; its tokens are what the tables show by default.
+           tokenizer: as in look
 
     Raises Unsupported if a layer's projections are not found, for a model without logits or an embedding of the width
     of its stream, and one that normalises or scales what its layers add; other errors as in look.

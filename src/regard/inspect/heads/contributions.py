@@ -133,7 +133,7 @@ def contributions(
     n × n.
 
     model      regard's or transformers' layers: an encoder or a decoder. Runs twice, in eval mode; left as it was
-    given      a text, or token ids (n,); tokenizer: as in look
+    given      a text, token ids (n,), or what a tokenizer returned; tokenizer: as in look
     token, at  the logit: of this token (None: of the largest), at this position (-1: the last)
 
     Raises Unsupported if a layer's projection is not found or is not a plain matrix, and, with a token, for a model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.core.errors import Unsupported
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.inspect.embeddings import checked_embeddings
-from regard.inspect.reading import Tokenizer, evaluating, is_ids, read_ids, takes_input_ids, text_part, tokenizer_for
+from regard.inspect.reading import Tokenizer, evaluating, is_ids, read_inputs, takes_input_ids, text_part, tokenizer_for
 from regard.inspect.tape import Recorded
 
 answers_head_calls = answers_wrong_calls(
@@ -35,10 +35,15 @@ def check_model(model: nn.Module) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A model and the ids (n,) of one text, on the model's device. It runs in eval mode and is left as it was."""
+    """A model and one text, on the model's device. It runs in eval mode and is left as it was.
+
+    ids     (n,)
+    others  what else the model reads (token types, a mask), by the names of its arguments, (n,) each
+    """
 
     model: nn.Module
     ids: Tensor
+    others: Mapping[str, Tensor]
 
     @staticmethod
     def of(model: nn.Module, given: Any, tokenizer: Tokenizer | None, most: int | None = None) -> Reader:
@@ -53,14 +58,18 @@ class Reader:
             raise TypeError(f"heads are measured on one text, or its token ids (n,), not on a list of {len(given)}.")
         tokenizer, model = tokenizer_for(model, tokenizer), text_part(model)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        ids = read_ids(model, given, tokenizer)
-        return Reader(model, torch.tensor(ids[:most], device=device, dtype=torch.int64))
+        read = read_inputs(model, given, tokenizer).arguments
+        rows = {name: torch.tensor(row[:most], device=device, dtype=torch.int64) for name, row in read.items()}
+        return Reader(model, rows.pop("input_ids"), rows)
 
     @torch.no_grad()
     def run(self) -> Any:
         """What the model answers to the ids, as one sequence (1, n)."""
         with evaluating(self.model), checked_embeddings(self.model, self.ids.tolist()):
-            return self.model(input_ids=self.ids[None]) if takes_input_ids(self.model) else self.model(self.ids[None])
+            others = {name: row[None] for name, row in self.others.items()}
+            if takes_input_ids(self.model):
+                return self.model(input_ids=self.ids[None], **others)
+            return self.model(self.ids[None], **others)
 
     def logits(self, answer: Any) -> Tensor | None:
         """The logits (n, vocabulary) of an answer; None where the model gives none."""

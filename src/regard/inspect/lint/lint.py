@@ -114,8 +114,10 @@ def _defects(
 
     own = {name: arrays.tensor(x, name) for name, x in zip("qkv", given, strict=True)}
     part = value_checks.seen_vectors(visible, readers, problem.key_heads, call.layout)
-    of_scores = {"q": own["q"], "k": own["k"], **value_checks.named_tensors(problem.score)}
-    spoilt = list(value_checks.not_finite(of_scores, part))
+    spoilt = list(value_checks.not_finite({"q": own["q"], "k": own["k"]}, part))
+    if bool(weight_checks.rows_not_finite(seen, visible).any()):
+        biases = value_checks.seen_biases(problem.score, problem.mask, frame)
+        spoilt += value_checks.not_finite(value_checks.named_tensors(problem.score), biases)
     yield from spoilt
     yield from value_checks.not_finite({"v": own["v"]} | ({} if problem.sink is None else {"sink": problem.sink}), part)
     if not spoilt:

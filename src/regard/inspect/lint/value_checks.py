@@ -12,6 +12,8 @@ from regard.core.region import Frame
 from regard.core.shapes import count_of, sum_groups
 from regard.core.value import Value, names
 from regard.inspect.lint.defect import Defect, first_place
+from regard.inspect.lint.pattern import strips
+from regard.masks.algebra import Mask
 from regard.scores.algebra import Pipeline
 from regard.scores.modifiers import Bias, looks_like_a_mask
 
@@ -19,12 +21,12 @@ from regard.scores.modifiers import Bias, looks_like_a_mask
 def not_finite(given: dict[str, Tensor], seen: dict[str, Tensor]) -> Iterator[Defect]:
     """NaN and infinity in tensors of a call, by name; -inf in a bias or a sink hides, so it is none of them.
 
-    seen: by name, which vectors of a tensor take part, in its shape but for the last axis. The rest is harmless.
+    seen: by name, which numbers of a tensor take part, in its shape, or 1 for the last axis. The rest is harmless.
     """
     for name, t in given.items():
-        bad = ~t.isfinite() & ~((t == -torch.inf) & (name not in seen))
+        bad = ~t.isfinite() & ~((t == -torch.inf) & (name not in "qkv"))
         if name in seen:
-            bad = bad & seen[name].to(torch.float32).sum_to_size(t.shape[:-1]).bool()[..., None]
+            bad = bad & seen[name].to(torch.float32).sum_to_size(*t.shape[:-1], seen[name].shape[-1]).bool()
         if not bool(bad.any()):
             continue
         nan, where = int((bad & t.isnan()).sum()), bad.nonzero()[0].tolist()
@@ -56,11 +58,21 @@ def named_tensors(score: Pipeline) -> dict[str, Tensor]:
 def seen_vectors(visible: Tensor, readers: Tensor, key_heads: int, layout: Layout) -> dict[str, Tensor]:
     """Which vectors of q, k and v take part: those of queries that see a key, and of keys that a query sees."""
     keys = sum_groups(readers[..., None], key_heads)[..., 0] > 0
-    return {
-        "q": layout.restore(visible > 0, 1),
-        "k": layout.restore(keys, 1),
-        "v": layout.restore(keys, 1),
-    }
+    queries, keys = (layout.restore(part, 1)[..., None] for part in (visible > 0, keys))
+    return {"q": queries, "k": keys, "v": keys}
+
+
+def seen_biases(score: Pipeline, mask: Mask, frame: Frame) -> dict[str, Tensor]:
+    """Which numbers of biases that are not finite belong to a pair that the mask shows, by name."""
+    biases = [stage.bias for stage in score.parts if isinstance(stage, Bias)]
+    named = {name: t for name, t in named_tensors(score).items() if any(t is bias for bias in biases)}
+    bad = {name: ~t.isfinite() for name, t in named.items() if not bool(t.isfinite().all())}
+    found = {name: torch.zeros_like(pairs) for name, pairs in bad.items()}
+    for at, seen in strips(mask, frame) if bad else ():
+        for name, pairs in bad.items():
+            part = at.pairs(found[name])  # a view
+            part |= (seen & at.pairs(pairs)).to(torch.float32).sum_to_size(part.shape).bool()
+    return found
 
 
 def masks_as_biases(score: Pipeline) -> Iterator[Defect]:

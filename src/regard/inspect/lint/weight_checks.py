@@ -59,10 +59,14 @@ def constant(seen: FactResults, visible: Tensor) -> Iterator[Defect]:
     )
 
 
+def rows_not_finite(seen: FactResults, visible: Tensor) -> Tensor:
+    """Which rows have a score that is NaN or infinite, (*batch, h, nq); -inf hides a key, and is none."""
+    return (visible > 0) & ~seen[MaxScore()].score.isfinite()
+
+
 def lost(seen: FactResults, visible: Tensor) -> Iterator[Defect]:
     """Rows whose scores are NaN or infinite although everything that they are made of is finite."""
-    peak = seen[MaxScore()].score
-    bad = (visible > 0) & ~peak.isfinite()
+    bad = rows_not_finite(seen, visible)
     if not bool(bad.any()):
         return
     yield Defect(
