@@ -55,15 +55,13 @@ int32_t check(const regard_additive& x, const regard_gradients& g, const float* 
 
 int32_t forward_blocks(const regard_additive& x, regard_parallel parallel) {
   const regard_call& c = x.call;
-  float* memory = (float*)malloc((size_t)exponentials_size(c) * sizeof(float));
-  if (!memory) return 1;
-  const Exponentials keys = exponentials_places(c, memory);
+  const HeapMemory memory((size_t)exponentials_size(c) * sizeof(float));
+  if (!memory.at) return 1;
+  const Exponentials keys = exponentials_places(c, (float*)memory.at);
   const ComputeExponentials exponentials{x, keys};
   const AdditiveForward forward{x, keys};
-  int32_t failed = share(exponentials, exponentials.items(), c.threads, parallel);
-  if (!failed) failed = share(forward, forward.items(), c.threads, parallel);
-  free(memory);
-  return failed;
+  const int32_t failed = share(exponentials, exponentials.items(), c.threads, parallel);
+  return failed ? failed : share(forward, forward.items(), c.threads, parallel);
 }
 
 int32_t forward(const regard_additive& x, regard_parallel parallel) {
@@ -88,7 +86,7 @@ int32_t backward_blocks(const regard_additive_gradients& given, regard_parallel 
   int64_t doubles = 0;
   for (int n = 0; n < Modifiers::count; ++n) doubles += g.slices * heads * Modifiers::grad_size(of, n);
   const int64_t da = g.slices * heads * g.blocks * g.width * kQueries, dw = g.slices * heads * g.learned();
-  const Workspace memory((size_t)(2 * doubles + exponentials_size(c) + da + dw) * sizeof(float));
+  const HeapMemory memory((size_t)(2 * doubles + exponentials_size(c) + da + dw) * sizeof(float));
   if (!memory.at) return 1;
   double* sums = (double*)memory.at;
   for (int n = 0; n < Modifiers::count; ++n) {
@@ -123,7 +121,7 @@ int32_t backward_blocks(const regard_additive_gradients& given, regard_parallel 
 int32_t backward_blocks_of_few_rows(regard_additive_gradients given, regard_parallel parallel) {
   regard_call& c = given.forward.call;
   const int64_t rows = elements(c) * c.heads * c.nq;
-  const Workspace memory((size_t)(rows * (c.dv + 2)) * sizeof(float));
+  const HeapMemory memory((size_t)(rows * (c.dv + 2)) * sizeof(float));
   if (!memory.at) return 1;
   c.lse = {};
   c.out = without_gaps(memory.at, c.batch, c.heads, c.nq, c.dv);

@@ -141,13 +141,15 @@ struct AdditiveJoin {
     const int64_t head = item / g.blocks, all = g.width * kQueries;
     const Place p = place_at(c, head / c.heads, head % c.heads, item % g.blocks * kQueries);
     float* to = at<float>(g.g.dq, p, p.h) + p.row * g.g.dq.row;
-    for (int64_t k = 0; k < c.dk; ++k)
+    for (int64_t k = 0; k < c.dk; ++k) {
+      const float w = weight_of(g.x, p.h, k);
       for (int64_t i = 0; i < p.rows; ++i) {
         float sum = 0;
         for (int64_t slice = 0; slice < g.slices; ++slice)
           sum += g.da[(slice * items() + item) * all + k * kQueries + i];
-        to[i * g.g.dq.row + k * g.g.dq.col] = weight_of(g.x, p.h, k) * sum;
+        to[i * g.g.dq.row + k * g.g.dq.col] = w * sum;
       }
+    }
   }
 };
 

@@ -103,17 +103,23 @@ static void additive_tile(const Block<V>& b, const Tile& t, const regard_additiv
   else direct_tile<V, LeakyReluOf>(q, x, plain, t.count, b.w.s);
   const Units units = units_of(x, q, method);
   const vf scale = splat(units.scale), base = splat(units.base);
-  const bool program = Program::used(c);
+  if (Program::used(c)) {
+    for (int64_t n = 0; n < t.count; ++n)
+      for (int v = 0; v < V; ++v) {
+        float* const s = b.w.s + n * kQueries + v * W;
+        store(s, load(s) * scale + base);
+      }
+    return run_program<V>(b, t, b.w.s, 0, t.count, kept, top);
+  }
   for (int64_t n = 0; n < t.count; ++n) {
     vf s[V];
     for (int v = 0; v < V; ++v) s[v] = load(b.w.s + n * kQueries + v * W) * scale + base;
-    if (!program) apply_steps<V>(b, t, n, s, kept ? kept + n * kQueries : nullptr);
+    apply_steps<V>(b, t, n, s, kept ? kept + n * kQueries : nullptr);
     for (int v = 0; v < V; ++v) {
       store(b.w.s + n * kQueries + v * W, s[v]);
-      if (!program) top[v] = greater_of(s[v], top[v]);
+      top[v] = greater_of(s[v], top[v]);
     }
   }
-  if (program) run_program<V>(b, t, b.w.s, 0, t.count, kept, top);
 }
 
 // run(tile, its keys and values) for each tile that has a key which some query of the block sees.

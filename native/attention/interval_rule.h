@@ -107,12 +107,10 @@ template <class Run>
 static int32_t with_summaries(regard_call& c, const Run& run) {
   if (!TileMasks::summarise(c)) return run();
   if (const int32_t wrong = TileMasks::check(c)) return wrong;
-  void* const memory = take_aligned((size_t)TileMasks::summary_size(c));
-  if (!memory) return REGARD_NO_MEMORY;
-  TileMasks::summarise(c, (char*)memory);
-  const int32_t failed = run();
-  free_aligned(memory);
-  return failed;
+  const HeapMemory memory((size_t)TileMasks::summary_size(c));
+  if (!memory.at) return REGARD_NO_MEMORY;
+  TileMasks::summarise(c, (char*)memory.at);
+  return run();
 }
 
 // Whether the numbers of some batch element's keys decrease.

@@ -30,6 +30,16 @@ static inline void free_aligned(void* at) {
 #endif
 }
 
+// Memory of the heap for as long as this lives, which later calls get again as it is: its pages are there. `at` is null
+// if there is not enough.
+struct HeapMemory {
+  void* const at;
+
+  explicit HeapMemory(size_t bytes) : at(take_aligned(bytes)) {}
+  ~HeapMemory() { free_aligned(at); }
+  HeapMemory(const HeapMemory&) = delete;
+};
+
 // For much of it: in the heap it would lie next to the caller's tensors, and freeing it would leave a hole. Null if
 // there is not enough.
 static inline void* map_memory(size_t bytes) {
