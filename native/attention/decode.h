@@ -96,7 +96,7 @@ static Limits begin_rows(FewRows& f, int64_t key_head) {
 // Whether rows are prefetched: where a call reads more than a second-level cache keeps for it, since the keys of a
 // model that generates have left the third level too when a step reads them, behind the model's weights. Measured on
 // Zen 3: 1 to 8 MB took 1.1 to 1.6 times as long without, in memory, and 0.9 to 2.2 times where the third level held
-// them. On Zen 4 4 to 16 MB took as long without, in memory, and 0.8 to 0.95 times in the third level; more, 1.1 to 1.2.
+// them. Zen 4: 4 to 16 MB took as long without, in memory, and 0.8 to 0.95 times in the third level; more, 1.1 to 1.2.
 static bool prefetches(const regard_call& c, const Limits& limits) {
   constexpr int64_t kSecondLevel = 1 << 20;  // bytes
   return elements(c) * c.key_heads * (limits.hi - limits.lo) * (c.dk + c.dv) * size_of(kv_dtype(c)) > kSecondLevel;
