@@ -175,7 +175,7 @@ class _CarriedOfCall(CallFact[_Answer]):
         seen, _ = survey(*given, call.score, call.mask, call.positions, call.sink)
         sees = (seen[Visible()][0] > 0).any(0).nonzero()
         query = int(sees[-1]) if len(sees) else -1
-        row = Rows([query])
+        row = Rows(torch.tensor([query], dtype=torch.int64, device=norms.device))
         weights_of_row, _ = survey(call.q, call.k, (row,), call.score, call.mask, call.positions, call.sink)
         values = v[0].to(norms.dtype).repeat_interleave(len(weight) // v.shape[-3], 0)
         of_keys, weights, total = (t[0].cpu() for t in (norms, seen[Received()], seen[received]))
