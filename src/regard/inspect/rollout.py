@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from regard.core.shapes import count_of, listed
 from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.inputs import Inputs
 from regard.inspect.facts.keys import Received
+from regard.inspect.kinds import Kind
 from regard.inspect.look_tensors import look
 from regard.inspect.tape import Recorded
 
@@ -53,9 +53,9 @@ def rollout(calls: Iterable[AttentionCall | Recorded], row: int = -1, residual: 
     """
     if not isinstance(calls, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"calls is {kind_of(calls)}; {_EXPECTED}")
-    calls = list(calls)
-    _check_kinds(calls)
-    calls = [_call(one, number) for number, one in enumerate(calls)]
+    given = list(calls)
+    calls = [_call(one, number) for number, one in enumerate(given)]
+    _check_kinds([one.kind if isinstance(one, Recorded) else "cross" if one.cross else "unknown" for one in given])
     if not calls:
         raise ValueError("calls is empty; expected one call or more, first layer first.")
     if not 0 <= residual <= 1:
@@ -70,9 +70,8 @@ def rollout(calls: Iterable[AttentionCall | Recorded], row: int = -1, residual: 
     return share
 
 
-def _check_kinds(calls: list[Any]) -> None:
-    """ShapeError where the calls say themselves that they are not of one sequence, however long the sequences are."""
-    kinds = [getattr(one, "kind", "cross" if getattr(one, "cross", False) else "unknown") for one in calls]
+def _check_kinds(kinds: list[Kind]) -> None:
+    """ShapeError where the calls are known not to be of one sequence, however long the sequences are."""
     if "cross" in kinds:
         raise ShapeError(
             f"calls[{kinds.index('cross')}] is cross-attention; expected self-attention over one sequence: leave it "
