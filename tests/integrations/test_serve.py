@@ -52,6 +52,16 @@ def test_every_way_gives_the_same_answers(
         assert re.fullmatch(rf"one by one +{name} +[\d.]+ +[\d.]+", row), row
 
 
+def test_the_logits_where_answers_differ(serve: Any) -> None:
+    served = serve.model(2, 1, 1, None)
+    text, answer = [5, 6, 7], [8, 9, 10]
+    logits = served(torch.tensor([[5, 6, 7, 8]])).logits[0, -1].detach()
+    expected = float((logits[9] - logits[20]).abs())
+    assert serve.tie(served, text, answer, [8, 20, 30], None) == pytest.approx(expected)
+    served.set_attn_implementation("regard")
+    assert serve.tie(served, text, answer, [8, 20, 30], torch.int8) == pytest.approx(expected, rel=0.1)
+
+
 def test_requests_come_by_forwards(serve: Any) -> None:
     """What a server finds before each forward, however late it was given the requests."""
     from transformers.generation.continuous_batching.utils import drain_queue
