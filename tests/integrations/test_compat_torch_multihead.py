@@ -122,6 +122,8 @@ def test_nested_tensors(layout: torch.layout) -> None:
             torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), row)[0], atol=1e-5, rtol=1e-5)
         with pytest.raises(rg.Unsupported, match="need_weights=False"):
             layer(x, x, x)
+        with pytest.raises(rg.Unsupported, match="no mask, is_causal included"):
+            layer(x, x, x, need_weights=False, is_causal=True)  # torch computes without it
 
 
 PADDING = torch.arange(7) >= torch.tensor([7, 4, 2])[:, None]

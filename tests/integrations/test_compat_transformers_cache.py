@@ -166,6 +166,60 @@ def test_an_encoder_decoder(cross: str | None, way: str) -> None:
     assert generated(model, EncoderDecoderCache(*ours), input_features=sound, **WAYS[way]).equal(expected)
 
 
+T5 = Tiny(
+    "T5ForConditionalGeneration",
+    "T5Config",
+    {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 4}
+    | {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
+)
+
+
+@pytest.mark.parametrize("way", ["prompt lookup", "a small model"])
+@pytest.mark.parametrize("cache", CACHES)
+def test_an_encoder_decoder_whose_tokens_are_proposed(cache: str, way: str) -> None:
+    """Where some are refused, transformers removes them from its EncoderDecoderCache of DynamicCaches alone."""
+    model, ids = T5.build(NAME), prompt(1)["input_ids"]
+    options = {"assistant_model": T5.build("sdpa")} if way == "a small model" else WAYS[way]
+    ours = EncoderDecoderCache(CACHES[cache](model.config), DynamicCache(config=model.config))
+    expected = generated(model, None, input_ids=ids)
+    assert generated(model, ours, input_ids=ids, **options).equal(expected)
+    ours.batch_repeat_interleave(2)
+    ours.batch_select_indices(torch.tensor([1]))
+    assert ours.self_attention_cache.layers[0].keys.shape[0] == 1
+
+
+DECODERS = {
+    "whisper": Tiny(
+        "WhisperForCausalLM",
+        "WhisperConfig",
+        {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "num_mel_bins": 8}
+        | {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
+        | {"max_source_positions": 10, "max_target_positions": 40, "pad_token_id": 0, "bos_token_id": 1}
+        | {"eos_token_id": 2, "decoder_start_token_id": 1},
+    ),
+    "blip": Tiny(
+        "BlipTextLMHeadModel",
+        "BlipTextConfig",
+        {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2}
+        | {"num_attention_heads": 4, "max_position_embeddings": 64, "encoder_hidden_size": 32, "is_decoder": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_with_cross_attention_takes_a_plain_cache(name: str, cache: str) -> None:
+    """It puts a cache for cross attention beside it, or the keys of both would go into one layer."""
+    model, ids = DECODERS[name].build("eager"), prompt(1)["input_ids"]
+    read = torch.randn(1, 10, 32, generator=torch.Generator().manual_seed(0))
+    reading = {"encoder_outputs": (read,)} if name == "whisper" else {"encoder_hidden_states": read}
+    with torch.no_grad():
+        expected = model(ids, **reading)[0]
+        first = model(ids[:, :4], **reading, past_key_values=CACHES[cache](model.config), use_cache=True)
+        rest = model(ids[:, 4:], **reading, past_key_values=first.past_key_values, use_cache=True)
+    torch.testing.assert_close(torch.cat([first[0], rest[0]], 1), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_pages_are_read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     def write_out(self: Paged) -> Tensor:
         raise AssertionError("pages were copied")
@@ -234,22 +288,27 @@ def test_a_layer_shows_what_it_holds(
     cache: str, kept: dict[str, Callable[[Any], Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a reorder, a crop and in a copy, for which nothing is written out."""
-    made = kept[cache](MODELS["hybrid"].build(NAME).config)
+    config = MODELS["hybrid"].build(NAME).config
+    made, theirs = kept[cache](config), DynamicCache(config=config)
     k, v = torch.randn(2, 2, 1, 9, 10).unbind()
-    for n in range(2):  # a layer with a window, and one without
-        made.update(k, v, n)
-    made.reorder_cache(torch.tensor([1, 0, 1]))
-    made.crop(-1)
+    for held in (made, theirs):
+        held.activate_past_recording()
+        for n in range(3):  # layers with a window, and one without
+            held.update(k, v, n)
+        held.reorder_cache(torch.tensor([1, 0, 1]))
+        held.crop(-1)
     with monkeypatch.context() as patch:
         for kind in (Paged, Int8Rows):
             patch.setattr(kind, "written_out", None)
         twin = copy.deepcopy(made)
-    held = k[[1, 0, 1], :, :8], v[[1, 0, 1], :, :8]
-    for layer in (*made.layers[:2], *twin.layers[:2]):
-        for found, t in zip((layer.keys, layer.values), held, strict=True):
+    for layer, other in zip((*made.layers, *twin.layers), (*theirs.layers, *theirs.layers), strict=True):
+        assert layer.get_mask_sizes(3) == other.get_mask_sizes(3)
+        for found, t in ((layer.keys, other.keys), (layer.values, other.values)):
             torch.testing.assert_close(found + 0, t, rtol=0, atol=float(t.abs().max()) / 127)
+    assert made.is_initialized
     made.reset()
     assert all(layer.keys is None and layer.values is None for layer in made.layers)
+    assert not made.is_initialized  # models with a prefix ask whether a forward is the first
 
 
 def test_a_cache_of_another_dtype_is_refused() -> None:

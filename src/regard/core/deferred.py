@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
-from typing_extensions import Self
 
 
 class DeferredRows(Tensor):
@@ -37,10 +36,6 @@ class DeferredRows(Tensor):
 
     def lies_like(self, other: Any) -> bool:
         """Whether `other` is kept in the same form and its rows are found in the same way: keys and values, say."""
-        raise NotImplementedError
-
-    def unwritten(self) -> Self:
-        """The same rows for a reader of their own: what this one writes out, the other does not keep."""
         raise NotImplementedError
 
     def _write_out(self) -> Tensor:
@@ -97,8 +92,3 @@ def kept_alike(k: Any, v: Any) -> bool:
 def written_out(t: Tensor) -> Tensor:
     """An ordinary tensor of the same numbers."""
     return t.written_out() if isinstance(t, DeferredRows) else t
-
-
-def unwritten(t: Tensor) -> Tensor:
-    """The same tensor, or rows in another form of which no copy is kept yet."""
-    return t.unwritten() if isinstance(t, DeferredRows) else t

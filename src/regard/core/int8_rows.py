@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core.deferred import DeferredRows, unwritten, wrapper
+from regard.core.deferred import DeferredRows, wrapper
 from regard.core.dtypes import FLOATING, widen
 from regard.core.paged import Paged, share_pages
 
@@ -62,9 +62,6 @@ class Int8Rows(DeferredRows):
         if self.in_pages:
             return self[..., rows, :]
         return Int8Rows(self.numbers[..., rows, :], self.scales[..., rows, :], self.dtype)
-
-    def unwritten(self) -> Int8Rows:
-        return Int8Rows(unwritten(self.numbers), unwritten(self.scales), self.dtype)
 
     def lies_like(self, other: Any) -> bool:
         """Whether `other` is rows of int8 too, and all numbers and scales lie in tensors, or in pages of one table."""

@@ -50,9 +50,6 @@ class Paged(DeferredRows):
     def parts(self) -> tuple[Tensor, ...]:
         return self.pages, self.block_table
 
-    def unwritten(self) -> Paged:
-        return Paged(self.pages, self.block_table, self.shape[-2])
-
     def lies_like(self, other: Any) -> bool:
         """Whether `other` lies in pages of the same size, which the same block table names."""
         if type(other) is not Paged or self.page_size != other.page_size:

@@ -94,7 +94,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         if not torch.jit.is_scripting() and (  # pyright: ignore[reportPrivateImportUsage]
             query.is_nested or key.is_nested or value.is_nested
         ):
-            return self._nested(query, key, value, need_weights, attn_mask, key_padding_mask), None
+            masked = is_causal or attn_mask is not None or key_padding_mask is not None
+            return self._nested(query, key, value, need_weights, masked), None
         turned = self.batch_first and query.dim() == 3
         if turned:  # what is one tensor stays one: it is projected at once
             sequence = query.transpose(0, 1)
@@ -128,20 +129,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
         return out.transpose(0, 1) if turned else out, weights
 
-    def _nested(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        need_weights: bool,
-        attn_mask: Tensor | None,
-        key_padding_mask: Tensor | None,
-    ) -> Tensor:
+    def _nested(self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, masked: bool) -> Tensor:
         """The output for nested tensors (N, n*, ...), in the layout of query: padded, and the padding hidden."""
-        if need_weights or attn_mask is not None or key_padding_mask is not None or not self.batch_first:
+        if need_weights or masked or not self.batch_first:
             raise Unsupported(
-                "nested tensors are taken with batch_first=True, need_weights=False and no mask; others: "
-                "x.to_padded_tensor(0.0), and a key_padding_mask."
+                "nested tensors are taken with batch_first=True, need_weights=False and no mask, is_causal included; "
+                "others: x.to_padded_tensor(0.0), and a key_padding_mask."
             )
         counts = torch.tensor([len(row) for row in key.unbind()], device=key.device, dtype=torch.int64)
         padded = {id(t): t.to_padded_tensor(0.0) for t in (query, key, value)}

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, PretrainedConfig
+from transformers import DynamicCache, PretrainedConfig
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, CacheLayerMixin, get_layer_types_and_kwargs
 
 import regard.nn.cache.fixed as fixed
 import regard.nn.cache.growing as growing
 import regard.nn.cache.paged as paged
-from regard.core.deferred import unwritten
+from regard.core.int8_rows import Int8Rows
 from regard.core.wrong_calls import kind_of
 from regard.nn.cache.base import KVCache
 from regard.nn.cache.forms import form_of_any
@@ -38,7 +38,7 @@ class Layer(CacheLayerMixin):
     is_croppable = True
 
     def __init__(self, make: Maker, most: int = -1, window: int | None = None) -> None:
-        super().__init__()
+        # not super().__init__(), which sets what is read from the cache here: keys, values, is_initialized
         self.make, self.most, self.window = make, most, window
         self.cache: KVCache | None = None
         self.is_sliding = window is not None
@@ -46,7 +46,6 @@ class Layer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.cache = self.make(key_states, value_states)
-        self.is_initialized = True
         if self.record_past:
             self.activate_past_recording()
 
@@ -55,16 +54,39 @@ class Layer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.cache is not None
         keys, values = self.cache.append(key_states, value_states)
-        # whoever reads what is returned may write it out, and the copies of all layers would stay until the next step
-        self.keys, self.values = unwritten(keys), unwritten(values)
-        return keys, values
+        n = key_states.shape[-2]
+        return self._seen(keys, n), self._seen(values, n)
+
+    @property
+    def is_initialized(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether it holds tokens: models with a prefix (PaliGemma) ask whether this forward is the first."""
+        return self.get_seq_length() > 0
+
+    @property
+    def keys(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What it holds of earlier keys for the next tokens, (batch, heads, n, d), or None where there are none.
+
+        n is that of all tokens, at most window - 1. Cross attention reads it, without an update.
+        """
+        return None if self.cache is None or not self.cache.length else self._seen(self.cache.read()[0], 0)
+
+    @property
+    def values(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The values of `keys`."""
+        return None if self.cache is None or not self.cache.length else self._seen(self.cache.read()[1], 0)
+
+    def _seen(self, rows: Tensor, n: int) -> Tensor:
+        """Of the rows that the cache returns those that its last n tokens, or else the next one, see in a window."""
+        if self.window is None or rows.shape[-2] < self.window + n:
+            return rows
+        last = slice(rows.shape[-2] - self.window - n + 1, None)
+        return rows.sliced(last) if type(rows) is Int8Rows else rows[..., last, :]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """How many keys the next update returns, and the position of the first of them."""
-        if self.cache is None:
-            return query_length, 0
-        first = self.cache.first_key
-        return self.cache.length + query_length - first, first
+        length = self.get_seq_length()
+        first = 0 if self.window is None else max(length - self.window + 1, 0)
+        return length + query_length - first, first
 
     def get_seq_length(self) -> int:
         return 0 if self.cache is None else self.cache.length
@@ -86,18 +108,15 @@ class Layer(CacheLayerMixin):
             )
         if self.cache is not None:
             self.cache.remove_last(-tokens_to_remove)
-            self._read_again()
 
     def take_back(self, n: int) -> None:
         """Removes the last n tokens, of a forward that a later layer refused."""
         if self.cache is not None:
             self.cache.take_back(n)
-            self._read_again()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.cache is not None:
             self.cache.reorder(beam_idx)
-            self._read_again()
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.cache is not None:
@@ -110,31 +129,22 @@ class Layer(CacheLayerMixin):
     def reset(self) -> None:
         if self.cache is not None:
             self.cache.reset()
-            self.keys = self.values = None
-
-    def _read_again(self) -> None:
-        """Lets `keys` and `values`, which cross attention reads, be what the cache holds by now."""
-        self.keys = self.values = None
-        if self.cache is not None and self.cache.length:
-            self.keys, self.values = self.cache.read()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy reads its own cache: what this layer returned last would be written out for it."""
-        return {**vars(self), "keys": None, "values": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._read_again()
 
     def __repr__(self) -> str:
         return "Layer()" if self.cache is None else f"Layer({self.cache!r})"
 
 
-class _TakesBack(Cache):
+class _TakesBack(DynamicCache):
     """What the caches share: of a forward that one layer refuses, no layer keeps the tokens.
 
     Those of transformers' own layers, where a model has some (Mamba, convolutions), have seen them all the same.
+
+    It is a DynamicCache for EncoderDecoderCache and for models, which ask for one where tokens are removed (assisted
+    decoding), sequences chosen, or a cache for cross attention put beside it (BLIP).
     """
+
+    def __init__(self, layers: list[Any]) -> None:
+        super(DynamicCache, self).__init__(layers=layers)  # DynamicCache would make layers of its own
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

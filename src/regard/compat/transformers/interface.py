@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.api import attention
 from regard.call.hooks import AttentionCall, notify
 from regard.compat.transformers.mask import LazyMask, ReducedMask
-from regard.compat.transformers.models import FirstForward
+from regard.compat.transformers.models import READING_ALL_KEPT, FirstForward
 from regard.compat.transformers.relative_bias import NoTable, RelativeTable, without_zeros
 from regard.compat.transformers.sharded_mask import ShardedMask, running
 from regard.core.dropout import Dropout
@@ -207,12 +207,12 @@ def _of_tensor(given: Tensor) -> tuple[Mask, Tensor | None]:
 
 def _unmasked(module: nn.Module, nq: int, nk: int, is_causal: bool | None, sliding_window: int | None) -> Mask:
     """As torch's attention is called by transformers: one query alone is the last one, and sees everything."""
-    if sliding_window is not None and nk > sliding_window:
+    causal = _is_causal(module) if is_causal is None else is_causal
+    if sliding_window is not None and nk > sliding_window and (causal or not _reads_all_kept(module)):
         raise Unsupported(
             f"a sliding window of {sliding_window} meets {count_of(nk, 'key')}, and the model gives no mask that has "
             "it. Call the whole model, or pass a mask (batch, heads, nq, nk)."
         )
-    causal = _is_causal(module) if is_causal is None else is_causal
     if not causal or nq == 1:
         return Everything()
     if nq != nk:
@@ -228,6 +228,10 @@ def _is_causal(module: nn.Module) -> bool:
     """What a module says. Those of transformers that say nothing see everything: it asks for no mask then."""
     of_transformers = type(module).__module__.startswith("transformers.models.")
     return bool(getattr(module, "is_causal", not of_transformers))
+
+
+def _reads_all_kept(module: nn.Module) -> bool:
+    return getattr(getattr(module, "config", None), "model_type", None) in READING_ALL_KEPT
 
 
 def _chosen(indices: Tensor, nk: int) -> Mask:

@@ -22,6 +22,8 @@ NAME = "regard"  # of the implementation
 # Types of models whose layers append keys that they make of several tokens each, and append to the mask which queries
 # see these, where the mask is a torch.Tensor.
 APPENDING_KEYS = frozenset({"deepseek_v4"})
+# Types of models whose decoder reads all keys that a layer with a window keeps, besides its own, and gives no mask.
+READING_ALL_KEPT = frozenset({"diffusion_gemma_text"})
 
 # the class of the models that were built on regard, by the class of their configuration
 _MODELS: dict[type, type[PreTrainedModel]] = {}
