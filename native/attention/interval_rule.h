@@ -135,13 +135,16 @@ static int32_t with_intervals(const Args& args, const Run& run) {
   if (!right_sizes(c) || !both_or_none(c.q_documents, c.k_documents)) return REGARD_BAD_ARGUMENT;
   if (tabled && (c.bounds || c.shifts || c.key_counts || c.key_starts || c.query_counts)) return REGARD_BAD_ARGUMENT;
   if (far(c) || !right_shifts(c)) return REGARD_BAD_ARGUMENT;
-  const bool compared = c.q_documents && (tabled || out_of_order(c));
+  const auto with_rest = [&](const regard_call& rule) {
+    return with_summaries(
+        c, [&] { return ruled && !tabled ? with_table(c, rule, [&] { return run(written); }) : run(written); });
+  };
+  if (!c.q_documents) return with_rest(c);
+  const bool compared = tabled || out_of_order(c);
   regard_call rule = c;
   regard_call& other = compared ? rule : c;  // documents are compared, or part of the intervals
   other.q_documents = other.k_documents = nullptr;
-  const bool table = ruled && !tabled;
-  const auto with_rest = [&] { return table ? with_table(c, rule, [&] { return run(written); }) : run(written); };
-  return with_summaries(c, with_rest);
+  return with_rest(rule);
 }
 
 }  // namespace regard

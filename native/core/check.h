@@ -11,19 +11,19 @@ REGARD_INLINE bool known_dtype(int32_t dtype) { return dtype >= REGARD_F32 && dt
 static bool fits(const regard_tensor& t, int64_t dtype, const int64_t* batch, int64_t heads, int64_t rows,
                  int64_t cols) {
   if (!t.data) return t.size == 0;
-  const int64_t sizes[3] = {heads, rows, cols}, strides[3] = {t.head, t.row, t.col};
-  int64_t last = 0;
-  bool empty = false, reached = true;
+  bool empty = false, descends = false;
+  double last = 0;  // where the last element lies: exact as far as memory reaches, and beyond it only grows
   const auto add = [&](int64_t size, int64_t stride) {
-    int64_t length;
     empty |= size < 1;
     if (size < 2) return;
-    reached &= stride >= 0 && !__builtin_mul_overflow(size - 1, stride, &length) &&
-               !__builtin_add_overflow(last, length, &last);
+    descends |= stride < 0;
+    last += (double)(size - 1) * (double)stride;
   };
   for (int n = 0; n < REGARD_BATCH_AXES; ++n) add(batch[n], t.batch[n]);
-  for (int n = 0; n < 3; ++n) add(sizes[n], strides[n]);
-  return empty || (t.dtype == dtype && reached && last < t.size);
+  add(heads, t.head);
+  add(rows, t.row);
+  add(cols, t.col);
+  return empty || (t.dtype == dtype && !descends && last < (double)t.size);
 }
 
 REGARD_INLINE bool both_or_none(const void* a, const void* b) { return !a == !b; }

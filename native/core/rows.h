@@ -9,7 +9,7 @@ namespace regard {
 constexpr int64_t kMaxRows = 64;  // rows (queries × heads of a group) at most
 constexpr int64_t kChunk = 128;   // keys held at once
 
-REGARD_INLINE int64_t round_up(int64_t n) { return (n + W - 1) / W * W; }
+REGARD_INLINE int64_t round_up(int64_t n) { return (n + W - 1) & ~(int64_t)(W - 1); }
 
 struct Row {  // one query of one head, and the keys [first, last) that it sees
   int64_t h, i, first, last;

@@ -88,7 +88,7 @@ static PyObject* empty_row_stats(const regard_plan& plan, regard_call& c) {
   }
   Ref made{shape ? PyObject_CallFunctionObjArgs(py.new_empty, py.float_tensor, shape.get(), nullptr) : nullptr};
   DLTensor t;
-  return made && read(made.get(), t, true) && as_operand(t, plan.axes, c.row_stats) ? made.release() : nullptr;
+  return made && read_new(made.get(), t) && as_operand(t, plan.axes, c.row_stats) ? made.release() : nullptr;
 }
 
 // Fills in a copy of the plan's struct; returns out. qkv: the objects of which `given` tells how they lie.
@@ -115,7 +115,7 @@ static PyObject* bind(const regard_plan& plan, regard_call& c, PyObject* const* 
   c.threads = wanted < 1 || most < 1 ? 1 : wanted < (double)most ? (int32_t)wanted : (int32_t)most;
   Ref out{empty_out(plan, qkv[0], qkv[2], given)};
   DLTensor made;
-  if (!out || !read(out.get(), made, true) || !as_operand(made, plan.axes, c.out)) return nullptr;
+  if (!out || !read_new(out.get(), made) || !as_operand(made, plan.axes, c.out)) return nullptr;
   return out.release();
 }
 
@@ -141,7 +141,7 @@ static bool bind_backward(const regard_backward_plan& plan, regard_gradients& x,
   for (int n = 0; n < 3; ++n) {
     if (!plan.needs[n]) continue;
     made[n].own(PyObject_CallFunctionObjArgs(py.empty_like, PyTuple_GetItem(saved, n), nullptr));
-    if (!made[n] || !read(made[n].get(), t, true) || !as_operand(t, plan.axes, *gradients[n])) return false;
+    if (!made[n] || !read_new(made[n].get(), t) || !as_operand(t, plan.axes, *gradients[n])) return false;
   }
   return true;
 }

@@ -103,18 +103,25 @@ static bool empty(const DLTensor& t) {
   return false;
 }
 
-// Whether an object is a tensor on the CPU, which the kernels can read where it lies: how it lies. It is a torch.Tensor
-// itself, or a Parameter where `exact` is false; another subclass may hold its numbers elsewhere, or none.
-static bool read(PyObject* object, DLTensor& t, bool exact) {
-  if (!has_type(object, py.tensor) && (exact || !has_type(object, py.parameter))) return false;
+// How a tensor lies; false where it lies elsewhere than in the CPU's memory, or nowhere.
+static bool read_layout(PyObject* object, DLTensor& t) {
   if (py.dlpack->read(object, &t) != 0) {
     PyErr_Clear();
     return false;
   }
   if (!address(t) && !empty(t)) return false;  // its memory has been given back
-  return t.device.type == kDLCPU && t.dtype.lanes == 1 &&
-         !truth_of(Ref{PyObject_CallFunctionObjArgs(py.is_neg, object, nullptr)});
+  return t.device.type == kDLCPU && t.dtype.lanes == 1;
 }
+
+// Whether an object is a tensor on the CPU, which the kernels can read where it lies: how it lies. It is a torch.Tensor
+// itself, or a Parameter where `exact` is false; another subclass may hold its numbers elsewhere, or none.
+static bool read(PyObject* object, DLTensor& t, bool exact) {
+  if (!has_type(object, py.tensor) && (exact || !has_type(object, py.parameter))) return false;
+  return read_layout(object, t) && !truth_of(Ref{PyObject_CallFunctionObjArgs(py.is_neg, object, nullptr)});
+}
+
+// The same of a tensor that torch has just made, whose numbers are all there.
+static bool read_new(PyObject* object, DLTensor& t) { return has_type(object, py.tensor) && read_layout(object, t); }
 
 // The dtype of an operand.
 static int64_t dtype_of(DLDataType t) {

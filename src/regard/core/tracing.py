@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 import torch
@@ -74,18 +74,22 @@ scripted: Callable[[], bool] = torch.jit.is_tracing  # pyright: ignore[reportPri
 
 def watched() -> bool:
     """Whether torch.jit.trace or a TorchDispatchMode sees each operation of torch: no kernel called by address."""
-    return scripted() or _dispatch_modes() > 0 or _early_modes() > 0
+    return scripted() or _dispatch_modes() > 0 or _early_mode()
 
 
 def _traced() -> bool:
     """Whether one of torch's tracers sees the call: jit.trace, make_fx, FakeTensorMode, functionalization."""
-    if scripted() or _early_modes() > 0:
+    if scripted() or _early_mode():
         return True
     return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)  # pyright: ignore[reportPrivateUsage]
 
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack  # pyright: ignore[reportPrivateUsage]
-_early_modes = torch._ops.mode_stack_state_for_pre_dispatch().count  # pyright: ignore[reportPrivateUsage]
+# Whether there is a mode before autograd: torch asks for this key then. To count the modes takes Python's time.
+_early_mode: Callable[[], bool] = partial(
+    torch._C._dispatch_tls_is_dispatch_key_included,  # pyright: ignore[reportPrivateUsage]
+    torch._C.DispatchKey.PreDispatch,  # pyright: ignore[reportPrivateUsage]
+)
 _KEYS = torch._C._TorchDispatchModeKey  # pyright: ignore[reportPrivateUsage]
 _TRACERS = (_KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL)
 
@@ -154,7 +158,7 @@ GUARDS: tuple[Callable[[], object], ...] = (
     torch._C._are_functorch_transforms_active,  # pyright: ignore[reportPrivateUsage]
     torch._C._is_tracing,  # pyright: ignore[reportPrivateUsage]
     _dispatch_modes,
-    _early_modes,
+    _early_mode,
     torch._C._len_torch_function_stack,  # pyright: ignore[reportPrivateUsage]
     torch._C._is_any_autocast_enabled,  # pyright: ignore[reportPrivateUsage]
 )
