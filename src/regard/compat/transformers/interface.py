@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.api import attention
 from regard.call.hooks import AttentionCall, notify
 from regard.compat.transformers.mask import LazyMask, ReducedMask
-from regard.compat.transformers.models import READING_ALL_KEPT, FirstForward
+from regard.compat.transformers.models import READING_ALL_KEPT, FirstForward, eager_alone
 from regard.compat.transformers.relative_bias import NoTable, RelativeTable, without_zeros
 from regard.compat.transformers.sharded_mask import ShardedMask, running
 from regard.core.dropout import Dropout
@@ -33,10 +33,10 @@ from regard.scores.similarity import ScaledDot
 # Keywords of a model's forward that arrive here and say nothing about the weights that is not in the mask already.
 SILENT = frozenset(
     (
-        *("cache_position", "deterministic", "inputs_embeds", "labels", "layer_idx", "logits_to_keep", "max_length_k"),
-        *("max_length_q", "num_items_in_batch", "output_hidden_states", "output_router_logits", "past_key_values"),
-        *("position_embeddings", "position_ids", "return_dict", "seq_idx", "shift_labels", "token_type_ids"),
-        "use_cache",
+        *("cache_position", "deterministic", "grid_thw", "input_ids", "inputs_embeds", "labels", "layer_idx"),
+        *("logits_to_keep", "max_length_k", "max_length_q", "num_items_in_batch", "output_hidden_states"),
+        *("output_router_logits", "past_key_values", "position_embeddings", "position_ids", "return_dict", "seq_idx"),
+        *("shift_labels", "token_type_ids", "use_cache"),
     )
 )
 # What transformers passes beside the cache of continuous batching.
@@ -85,8 +85,9 @@ def attention_forward(
 
     attention_mask  a lazy mask; or a tensor that broadcasts to (batch, heads, nq, nk): booleans, True = may attend, or
                     numbers that are added, of which -inf and the dtype's least number hide; or None: causal if
-                    is_causal, or else the module's attribute of that name, says so, or where there is neither the
-                    module is none of transformers'. A mask that is passed includes sliding windows.
+                    is_causal, or else the module's attribute of that name (unless its model was written for eager
+                    attention alone), says so, or where there is neither the module is none of transformers'. A mask
+                    that is passed includes sliding windows.
 
     cache           the PagedAttentionCache of continuous batching: query, key and value are then the new tokens of all
                     sequences, (1, heads, total, d), and `attention_mask` is not read
@@ -125,10 +126,11 @@ def attention_forward(
     if isinstance(bias, RelativeTable) and not bias.stands_with(attention_mask, nq, nk):
         bias = bias.dense()
     if isinstance(attention_mask, LazyMask):
+        attention_mask = attention_mask.for_queries(nq)
         # what is chosen is chosen among all keys
         mask, positions, keys = _of_lazy(attention_mask, nq, nk, indices is not None)
     elif attention_mask is not None:
-        mask, numbers = _of_tensor(attention_mask)
+        mask, numbers = _of_tensor(attention_mask, nq, nk)
     else:
         mask = _unmasked(module, nq, nk, is_causal, sliding_window)
     chosen = None if indices is None else _chosen(indices, nk)
@@ -191,8 +193,10 @@ def _of_lazy(lazy: LazyMask, nq: int, nk: int, whole: bool) -> ReducedMask:
     return lazy.as_called(whole)
 
 
-def _of_tensor(given: Tensor) -> tuple[Mask, Tensor | None]:
+def _of_tensor(given: Tensor, nq: int, nk: int) -> tuple[Mask, Tensor | None]:
     """A mask that the user or the model made in full: what it lets through, and what it adds to that."""
+    if given.shape == (nq, nk) and given.dtype.is_floating_point:  # RT-DETR's, in training
+        given = given[None, None]
     if given.dim() != 4 or not (given.dtype == torch.bool or given.dtype.is_floating_point):
         raise Unsupported(
             f"attention_mask has shape {listed(given.shape)}, dtype {given.dtype}; expected (batch, heads, nq, nk), "
@@ -225,9 +229,12 @@ def _unmasked(module: nn.Module, nq: int, nk: int, is_causal: bool | None, slidi
 
 
 def _is_causal(module: nn.Module) -> bool:
-    """What a module says. Those of transformers that say nothing see everything: it asks for no mask then."""
+    """What a module says. Those of transformers that say nothing see everything: it asks for no mask then.
+
+    In eager attention no mask hides nothing: what modules say counts only where their model knows sdpa too.
+    """
     of_transformers = type(module).__module__.startswith("transformers.models.")
-    return bool(getattr(module, "is_causal", not of_transformers))
+    return bool(getattr(module, "is_causal", not of_transformers)) and not eager_alone(getattr(module, "config", None))
 
 
 def _reads_all_kept(module: nn.Module) -> bool:

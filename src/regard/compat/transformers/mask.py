@@ -87,6 +87,14 @@ class LazyMask(WrittenOut):
     def size(self, axis: int | None = None) -> Any:
         return self.shape if axis is None else self.shape[axis]
 
+    def for_queries(self, nq: int) -> LazyMask:
+        """The mask for nq queries: itself, but where it has one query that stands for all (LightGlue, BridgeTower)."""
+        if nq == 1 or self.shape[2] != 1 or not isinstance(self.pattern, Everything):
+            return self
+        k = self.positions.k
+        q = k if nq == len(k) else torch.arange(nq, dtype=torch.int64, device=k.device)
+        return replace(self, positions=Positions(q, k))
+
     def contiguous(self) -> LazyMask:
         return self
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.masking_utils import causal_mask_function
 
 from regard.compat.transformers.mask import LazyMask
-from regard.compat.transformers.models import APPENDING_KEYS, form_of
+from regard.compat.transformers.models import APPENDING_KEYS, SAYING_CAUSAL, form_of
 from regard.compat.transformers.patterns import MaskFunction
 from regard.compat.transformers.sharded_mask import ShardedMask, running
 from regard.compat.transformers.static_mask import StaticMask
@@ -64,11 +64,13 @@ def lazy_mask(
     # a static cache has a tensor of how many tokens it holds
     kind = StaticMask if isinstance(q_offset, Tensor) and positions.span is not None else LazyMask
     lazy = kind(batch_size, positions, mask_function, form_of(config, dtype), padding, use_vmap)
-    if getattr(config, "model_type", None) in APPENDING_KEYS:
+    model_type = getattr(config, "model_type", None)
+    if model_type in APPENDING_KEYS:
         return lazy.written("torch.cat")
     # of a decoder made to look both ways the modules still say that they are causal
-    both_ways = allow_is_bidirectional_skip and getattr(config, "is_causal", True)
-    return None if both_ways and isinstance(lazy.pattern, Everything) and isinstance(lazy.mask, Everything) else lazy
+    says_causal = model_type in SAYING_CAUSAL or not getattr(config, "is_causal", True)
+    skips = allow_is_bidirectional_skip and not says_causal
+    return None if skips and isinstance(lazy.pattern, Everything) and isinstance(lazy.mask, Everything) else lazy
 
 
 def counted_from(nq: int, nk: int, q_offset: int | Tensor, k_offset: int | Tensor, device: Any) -> Positions:

@@ -24,6 +24,8 @@ NAME = "regard"  # of the implementation
 APPENDING_KEYS = frozenset({"deepseek_v4"})
 # Types of models whose decoder reads all keys that a layer with a window keeps, besides its own, and gives no mask.
 READING_ALL_KEPT = frozenset({"diffusion_gemma_text"})
+# Types of models whose attention modules say that they are causal, which look both ways and ask for no mask then.
+SAYING_CAUSAL = frozenset({"phi4_multimodal_vision"})
 
 # the class of the models that were built on regard, by the class of their configuration
 _MODELS: dict[type, type[PreTrainedModel]] = {}
@@ -69,6 +71,12 @@ def install(prepare: Callable[[type[PreTrainedModel]], None]) -> None:
         return instead
 
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
+
+
+def eager_alone(config: Any) -> bool:
+    """Whether the model that was built on regard from a configuration was written for eager attention alone."""
+    model = _MODELS.get(type(config))
+    return model is not None and not model._supports_sdpa  # pyright: ignore[reportPrivateUsage]
 
 
 class FirstForward:
