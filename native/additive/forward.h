@@ -111,6 +111,16 @@ static void additive_tile(const Block<V>& b, const Tile& t, const regard_additiv
       }
     return run_program<V>(b, t, b.w.s, 0, t.count, kept, top);
   }
+  const SteppedKeys all{t.j, 0, t.count, t.bits};
+  const auto read = [&](const float* at) __attribute__((always_inline)) { return load(at) * scale + base; };
+  const bool simple = (!kept || !Modifiers::kept_size(c)) && Modifiers::simply(c, [&](auto one) {
+                        with_hiding(t.edge, t.bits, [&](auto edge, auto bits) {
+                          for (int v = 0; v < V; ++v)
+                            top[v] = step_vector<V, decltype(one), decltype(edge)::value, decltype(bits)::value>(
+                                b, v, all, b.w.s + v * W, kQueries, top[v], read);
+                        });
+                      });
+  if (simple) return;
   for (int64_t n = 0; n < t.count; ++n) {
     vf s[V];
     for (int v = 0; v < V; ++v) s[v] = load(b.w.s + n * kQueries + v * W) * scale + base;

@@ -79,8 +79,9 @@ struct NoModifier {
 // The defaults of a modifier's members. Each modifier also defines
 //   State<V>           its state for a block of queries; Block<V> inherits it
 //   used(call)         whether the call has this modifier
-//   apply, block form: one key and V vectors of queries; takes the block, the tile, the key of the tile, scores, what
-//   it keeps apply, row form:   one query and W keys; takes RowKeys, scores, derivatives
+//   apply, block form  one key and V vectors of queries; takes the block, the tile, the key of the tile, scores, what
+//                      it keeps
+//   apply, row form    one query and W keys; takes RowKeys, scores, derivatives
 // Scores are in base 2. The row form of a modifier that does more than add to the score multiplies the derivative of
 // all modifiers up to it by its own, that of the new score by the old one.
 struct Modifier {
