@@ -144,19 +144,19 @@ def test_removed_repeated_chosen_and_used_again(cache: str) -> None:
         assert torch.allclose(model(ids, past_key_values=ours).logits, whole, atol=1e-4)
 
 
+WHISPER = {
+    **{"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "num_mel_bins": 8},
+    **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40},
+    **{"max_source_positions": 10, "max_target_positions": 40, "pad_token_id": 0, "bos_token_id": 1},
+    **{"eos_token_id": 2, "decoder_start_token_id": 1},
+}
+
+
 @pytest.mark.parametrize("way", ["greedy", "beams"])
 @pytest.mark.parametrize("cross", [None, *CACHES])
 def test_an_encoder_decoder(cross: str | None, way: str) -> None:
     """Cross attention reads the layers of its cache, which beams reorder, without an update."""
-    whisper = Tiny(
-        "WhisperForConditionalGeneration",
-        "WhisperConfig",
-        {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "num_mel_bins": 8}
-        | {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
-        | {"max_source_positions": 10, "max_target_positions": 40, "pad_token_id": 0, "bos_token_id": 1}
-        | {"eos_token_id": 2, "decoder_start_token_id": 1},
-    )
-    model = whisper.build(NAME)
+    model = Tiny("WhisperForConditionalGeneration", "WhisperConfig", WHISPER).build(NAME)
     sound = torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(0))
     model.generation_config.suppress_tokens = model.generation_config.begin_suppress_tokens = None
     theirs = DynamicCache(config=model.config), DynamicCache(config=model.config)
@@ -189,14 +189,7 @@ def test_an_encoder_decoder_whose_tokens_are_proposed(cache: str, way: str) -> N
 
 
 DECODERS = {
-    "whisper": Tiny(
-        "WhisperForCausalLM",
-        "WhisperConfig",
-        {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "num_mel_bins": 8}
-        | {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
-        | {"max_source_positions": 10, "max_target_positions": 40, "pad_token_id": 0, "bos_token_id": 1}
-        | {"eos_token_id": 2, "decoder_start_token_id": 1},
-    ),
+    "whisper": Tiny("WhisperForCausalLM", "WhisperConfig", WHISPER),
     "blip": Tiny(
         "BlipTextLMHeadModel",
         "BlipTextConfig",
