@@ -42,7 +42,8 @@ class Near(rg.Modifier):
     def modify(self, s: torch.Tensor, at: Any) -> torch.Tensor:
         reach = self.table.shape[1] // 2
         bucket = (at.i - at.j).clamp(-reach, reach) + reach
-        return s * torch.sigmoid(at.heads(self.gate).to(s.dtype)) + self.table[at.h, bucket].to(s.dtype)
+        table = self.table.to(s.dtype)  # before it is read: the gradient of each number is summed in that dtype
+        return s * torch.sigmoid(at.heads(self.gate).to(s.dtype)) + table[at.h, bucket]
 
 
 @dataclass(frozen=True)

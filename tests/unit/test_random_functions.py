@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -50,6 +51,21 @@ def test_random_numbers_that_a_field_holds_are_no_concern(q: Tensor) -> None:
     score = rg.Dot() >> rg.Bias(torch.rand(12, 12))
     out = rg.attention(q, q, q, score=score, backend=rg.Tiled(), dropout=rg.Dropout(0.5))
     assert torch.autograd.grad(out.sum(), q)[0].isfinite().all()
+
+
+def test_another_thread_may_draw_meanwhile(q: Tensor) -> None:
+    """One that loads the next batch, say: torch has one generator for all threads."""
+
+    def meanwhile(s: Tensor) -> Tensor:
+        thread = Thread(target=torch.rand, args=(3,))
+        thread.start()
+        thread.join()
+        return s * 0.5
+
+    out = rg.attention(q, q, q, score=rg.Dot() >> OfScores(meanwhile), backend=rg.Tiled())
+    expected = rg.attention(q, q, q, score=rg.ScaledDot(0.5))
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), q), torch.autograd.grad(expected.sum(), q))
 
 
 def test_a_score_mod_draws_no_number_that_stays() -> None:

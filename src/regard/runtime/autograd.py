@@ -13,6 +13,7 @@ from regard.backends.streaming.backward import Cotangents
 from regard.call.problem import Problem
 from regard.core.arrays import in_memory
 from regard.core.cotangents import has_tangent, linear_in
+from regard.core.dispatch_mode import DispatchMode
 from regard.core.dtypes import exact
 from regard.core.errors import Unsupported
 from regard.core.state import RowStats
@@ -60,13 +61,27 @@ def _forward(backend: Backend, problem: Problem, tensors: tuple[Tensor, ...]) ->
             return backend.forward_for_backward(detached)
         before = _random_states(problem.q.device)
         forward = backend.forward_for_backward(detached)
-        if not all(map(torch.equal, before, _random_states(problem.q.device))):
+        if all(map(torch.equal, before, _random_states(problem.q.device))):
+            return forward
+        with _Draws() as draws:  # or another thread drew meanwhile, which no mode of this one sees
+            forward = backend.forward_for_backward(detached)
+        if draws.some:
             raise Unsupported(
                 "a function of the score or of the mask draws random numbers, and the backward, which calls it again, "
                 "would draw others. Draw them before the call, and hold them as a field; dropout=rg.Dropout(p) drops "
                 "weights, and backend=rg.Reference() calls functions once, with n × n scores in memory."
             )
         return forward
+
+
+class _Draws(DispatchMode):
+    """Whether an operation of this thread draws random numbers while it is open."""
+
+    some = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.some |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
 
 
 def _random_states(device: torch.device) -> list[Tensor]:
