@@ -3,10 +3,10 @@
     python -m benchmarks.processes [--large]
 
 Each case runs in processes of its own, started anew, one thread each. Memory is the growth of the largest process's
-peak (VmHWM) from before its tensors are made. "waiting" is the share of a call that a rank spends in Message.wait, with
-nothing to compute. A rank's answer for each fiftieth of its rows is compared with attention over all keys, where these
-are few enough to hold. --large adds a million tokens with a window, and 65,536 causal ones with gradients. On two cores
-four processes take turns: their seconds say little, their memory and bytes do. Linux alone.
+peak (VmHWM) from before its tensors are made. "waiting" is the share of a call that a rank spends in Messages.wait,
+with nothing to compute. A rank's answer for each fiftieth of its rows is compared with attention over all keys, where
+these are few enough to hold. --large adds a million tokens with a window, and 65,536 causal ones with gradients. On two
+cores four processes take turns: their seconds say little, their memory and bytes do. Linux alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from torch.multiprocessing.spawn import spawn
 
 import regard as rg
 from regard.parallel import Shards, ring_attention
-from regard.parallel.peers import Message, Peers
+from regard.parallel.peers import Message, Messages, Peers
 
 CHECKED = 1 << 17  # tokens up to which the answer is compared
 
@@ -70,19 +71,18 @@ def measure(rank: int, ranks: int, store: str, case: Case, answers: Any) -> None
     mine = shards.lengths[rank]
     random = torch.Generator().manual_seed(rank)
     q, k, v = (torch.randn(1, case.heads, mine, 64, generator=random).requires_grad_(case.backward) for _ in range(3))
-    sent, waited, send, wait = [0], [0.0], Peers.send, Message.wait
+    sent, waited, post, wait = [0], [0.0], Peers.post, Messages.wait
 
-    def counted_send(self: Peers, t: torch.Tensor, to: int) -> Message:
-        sent[0] += t.numel() * t.element_size()
-        return send(self, t, to)
+    def counted_post(self: Peers, sends: Sequence[Message], receives: Sequence[Message]) -> Messages:
+        sent[0] += sum(t.numel() * t.element_size() for t, _ in sends)
+        return post(self, sends, receives)
 
-    def timed_wait(self: Message) -> torch.Tensor:
+    def timed_wait(self: Messages) -> None:
         start = time.perf_counter()
-        found = wait(self)
+        wait(self)
         waited[0] += time.perf_counter() - start
-        return found
 
-    Peers.send, Message.wait = counted_send, timed_wait
+    Peers.post, Messages.wait = counted_post, timed_wait
     dist.barrier()
     start = time.perf_counter()
     out = ring_attention(q, k, v, shards=shards, mask=case.mask)

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import regard as rg
 from gloo_processes import Group
-from regard.parallel import Shards, ring_attention, shard
+from regard.parallel import Shards, ring_attention, ring_attention_state, shard
 
 N = 21  # divided by no number of ranks here
 
@@ -27,6 +27,8 @@ def distributed(group: Any) -> tuple[float, str]:
     q, k, v = (distribute_tensor(t, mesh, [Shard(2)]).requires_grad_() for t in whole())
     out = ring_attention(q, k, v, mask=rg.Causal())
     assert isinstance(out, DTensor)
+    state, _ = ring_attention_state(q, k, v, mask=rg.Causal()).finish()
+    assert torch.allclose(state, out.to_local())
     found = [out, *torch.autograd.grad(out.to_local().sin().sum(), (q, k, v))]
     tensors = [t.requires_grad_() for t in whole()]
     wanted = rg.attention(*tensors, mask=rg.Causal())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import regard as rg
 from gloo_processes import Group
-from regard.parallel import Shards, ring_attention, shard, tree_decode, ulysses_attention, unshard
+from regard.parallel import Shards, ring_attention, shard, tree_decode, ulysses_attention, unshard, usp_attention
 
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "ring": ring_attention,
@@ -107,6 +108,46 @@ def test_unlike_functions_queries_and_shards_are_named(gloo: Group) -> None:
             "ShapeError: k has [3, 5] tokens on the ranks of the group; expected Shards(8 tokens, 4, 4 on 2 ranks)."
         )
         assert grid == "ValueError: deterministic is 0; expected 1 or more."
+
+
+def of_wrong_kinds(group: Any) -> dict[str, list[str]]:
+    rank, q = dist.get_rank(group), drawn(1, 2, 4, 4)
+    mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+    calls = {name: partial(call, group=group) for name, call in FUNCTIONS.items()}
+    calls["usp"] = partial(usp_attention, group=mesh, shards=Shards.contiguous(16, 4))
+    wrong: tuple[dict[str, Any], ...] = (
+        {"mask": torch.ones(4, 4).bool()},
+        {"dropout": 0.1},
+        {"positions": torch.arange(4)},
+        {"score": "dot"},
+    )
+    found = {
+        name: [said(partial(call, q, q, q, timeout=20.0, **given)) for given in wrong]
+        for name, call in calls.items()
+        if name != "tree"
+    }
+    found["tree"] = [said(partial(calls["tree"], q, q, q, timeout=20.0, mask=wrong[0]["mask"]))]
+    fewer = Shards.contiguous(16, 2)
+    found["key shards"] = [said(partial(calls["usp"], q, q, q, key_shards=fewer, timeout=20.0))]
+    two = Shards.zigzag(16, 4) if rank == 0 else Shards.contiguous(16, 4)
+    found["unshard"] = [said(lambda: unshard(q, two, group))]
+    return found
+
+
+@pytest.mark.full
+def test_values_of_other_kinds_are_refused_as_by_attention(gloo: Group) -> None:
+    q = drawn(1, 2, 4, 4)
+    wrong: Any = torch.ones(4, 4).bool()
+    expected = said(lambda: rg.attention(q, q, q, mask=wrong))
+    for found in gloo.run(of_wrong_kinds, ranks=4):
+        for name in ("ring", "ulysses", "usp", "tree"):
+            assert found[name][0] == expected
+        for name in ("ring", "ulysses", "usp"):
+            assert found[name][1].startswith("TypeError: dropout is a float") and "Dropout(0.1)" in found[name][1]
+            assert found[name][2].startswith("TypeError: positions is a Tensor")
+            assert found[name][3].startswith("TypeError: score is")
+        assert found["key shards"] == ["ShapeError: key_shards are of 2 ranks; expected 4, as shards."]
+        assert found["unshard"][0].startswith("PeerError: ") and "shards" in found["unshard"][0]
 
 
 def dropped(group: Any, seed: int) -> list[float]:

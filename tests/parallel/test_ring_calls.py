@@ -14,6 +14,7 @@ import regard as rg
 from gloo_processes import Group
 from regard.parallel import Shards, ring_attention, shard
 from regard.parallel.comparison import described
+from regard.parallel.shards import joined
 
 RANKS = 3
 
@@ -168,6 +169,22 @@ def test_balanced_shards_of_masks_that_say_the_same_of_all(n: int) -> None:
         shards = Shards.balanced(mask, n, RANKS)
         assert torch.equal(torch.cat(shards.indices).sort().values, torch.arange(n))
         assert max(shards.lengths) - min(shards.lengths) <= 128
+
+
+def test_balanced_shards_of_a_mask_of_other_tokens_are_refused() -> None:
+    with pytest.raises(rg.ShapeError, match="8"):
+        Shards.balanced(rg.Dense(torch.ones(8, 8).bool()), 16, 2)
+    of_heads = rg.Dense(torch.ones(2, 4, 300, 300).tril().bool())
+    assert torch.equal(torch.cat(Shards.balanced(of_heads, 300, 2).indices).sort().values, torch.arange(300))
+
+
+@pytest.mark.parametrize("of_ranks", [[range(4), range(7, 3, -1)], [range(6, -1, -2), range(1, 8, 2)]], ids=str)
+def test_shards_of_ranges_that_descend(of_ranks: list[range]) -> None:
+    """The tokens of a rank in its own order."""
+    shards, x = Shards.of(of_ranks), torch.arange(8)
+    assert [t.tolist() for t in shards.indices] == [list(one) for one in of_ranks]
+    assert [shard(x, shards, rank, dim=0).tolist() for rank in range(2)] == [list(one) for one in of_ranks]
+    assert joined([shard(x, shards, rank, dim=0) for rank in range(2)], shards, 0).equal(x)
 
 
 def test_shards_of_other_tokens_are_refused() -> None:

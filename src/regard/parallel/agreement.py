@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 from torch import Tensor
 
-from regard.call.arguments import check_tensors
+from regard.call.arguments import check_kinds, check_tensors
 from regard.core.cotangents import has_tangent
 from regard.core.dropout import Dropout
 from regard.core.errors import ShapeError, Unsupported
@@ -43,9 +43,10 @@ def agree_on_call(
 
     same: other tensors that all ranks must have alike.
     Raises Unsupported for tensors on a device for which the group has no backend, forward mode and transforms, and what
-    `check_tensors` raises, before a message is sent; PeerError where the ranks' calls differ, ShapeError where a tensor
-    does not fit the shards; on every rank.
+    `check_kinds` and `check_tensors` raise, before a message is sent; PeerError where the ranks' calls differ,
+    ShapeError where a tensor does not fit the shards; on every rank.
     """
+    check_kinds(score, mask, positions, dropout)
     tensors = (*score.tensors(), *(() if sink is None else (sink,)))
     if functorch() or has_tangent(q, k, v, *tensors):
         raise Unsupported(f"{function} has no forward mode, and no transform of torch.func goes through it.")

@@ -18,6 +18,7 @@ from regard.core.positions import Positions
 from regard.core.state import State
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Everything, Mask
+from regard.masks.ragged import numbers_on
 from regard.parallel.agreement import agree_on_call
 from regard.parallel.dtensors import as_dtensor, is_dtensor, local_tokens
 from regard.parallel.few_queries import FewQueriesCall
@@ -80,8 +81,7 @@ def ring_attention(
     Differentiable once with respect to q, k, v, the sink and the tensors of the score. The gradients of k and v are
     returned to their rank; those of the sink and the score are this rank's share: sum them over the group, as for any
     shared parameter. Dropout drops the same weights as one process; without a seed it takes that of rank 0. Tensors on
-    a GPU need a group with nccl for them and gloo for the CPU, which init_process_group() makes: tested with an
-    emulation of nccl, not yet run on a GPU.
+    a GPU need a group with nccl for them and gloo for the CPU, which init_process_group() makes.
     Raises what `attention` raises; Unsupported for tensors on a device for which the group has no backend; PeerError if
     ranks make different calls, if one has ended, has stopped or is late, or if another one raises an error: all ranks
     then end the call, and can make another one.
@@ -99,12 +99,15 @@ def ring_attention_state(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Sta
     """The State of all keys for this rank's queries: arguments and gradients as `ring_attention`.
 
     m and l have the shape (*batch, h, n_r), o (*batch, h, n_r, dv), float32 or float64; `finish()` gives (out, lse).
+    Tensors of this rank alone, also for DTensors.
     """
     unknown = options.keys() - _DEFAULTS.keys()
     if unknown:
         raise TypeError(f"ring_attention_state has no argument {min(unknown)!r}; it has {', '.join(_DEFAULTS)}.")
-    given = {**_DEFAULTS, **options}.values()
-    out, m, l = _call(as_autocast(q), as_autocast(k), as_autocast(v), *given)
+    given = {**_DEFAULTS, **options}
+    if is_dtensor(q, k, v):
+        (q, k, v), given["group"] = local_tokens(q, k, v, given["group"])
+    out, m, l = _call(as_autocast(q), as_autocast(k), as_autocast(v), *given.values())
     return State(m, l, out * l[..., None])
 
 
@@ -142,6 +145,8 @@ def _call(
         logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
         call_of_all = (shards, key_shards, score, mask, positions, logits, dropout, wire, deterministic)
         shards, key_shards, drop = agree_on_call(peers, "ring_attention", q, k, v, *call_of_all)
+        if q.device.type != "cpu":  # also of a part that is not computed, whose cover is asked
+            mask = numbers_on(mask, q.device)
         given = (peers, shards, key_shards, with_bound(score), with_bound(mask), None, logits, drop, backend, wire)
         if deterministic is not None:
             kind = OrderedCall(*given, grid=deterministic)

@@ -15,11 +15,11 @@ from regard.call.part import select
 from regard.core.arrays import of_numbers
 from regard.core.cotangents import linear_in
 from regard.core.errors import ShapeError
-from regard.core.region import Frame, Indices
+from regard.core.region import Indices
 from regard.core.shapes import blocks, count_of, listed
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Cover, Mask
-from regard.parallel.comparison import CallDescription, PartOfTokens, agree
+from regard.parallel.comparison import CallDescription, PartOfTokens, agree, described
 from regard.parallel.ranks import Ranks
 
 TILE, LEAST = 128, 8  # tokens that `balanced` deals out together at most, and how many such pieces a rank has at least
@@ -66,12 +66,11 @@ class Shards:
         """Pieces of 128 tokens, distributed so that all ranks have the same number of visible tiles and of tokens.
 
         The piece whose queries see the most tiles goes first, to the rank with the fewest so far that has room. A short
-        sequence has smaller ones, 8 a rank.
+        sequence has smaller ones, 8 a rank. ShapeError for a mask of other tokens.
         """
         size = min(TILE, -(-n // (LEAST * ranks)) or 1)
-        cover = mask.cover(Frame.of(n).tiling(size, size)) != Cover.NONE
+        cover = mask.on(n, heads=mask.extent().sizes()[0]).cover(size, size) != Cover.NONE
         pieces = [range(s.start, s.stop) for s in blocks(n, size)]
-        cover = cover.expand(*cover.shape[:-2], len(pieces), len(pieces))  # which may have axes of batch and heads
         cost = cover.float().sum(-1).reshape(-1, len(pieces)).mean(0).tolist() if pieces else []
         room, load = [-(-len(pieces) // ranks)] * ranks, [0.0] * ranks
         mine: list[list[int]] = [[] for _ in range(ranks)]
@@ -85,7 +84,10 @@ class Shards:
     @staticmethod
     def of(indices: Sequence[Any]) -> Shards:
         """These indices for each rank, integers; a rank may have none. ValueError unless each token has one rank."""
-        found = Shards(tuple(x if isinstance(x, range) else of_numbers(x, torch.int64).long() for x in indices))
+        ascending = [isinstance(x, range) and x.step > 0 for x in indices]  # others are no slices
+        found = Shards(
+            tuple(x if up else of_numbers(x, torch.int64).long() for x, up in zip(indices, ascending, strict=True))
+        )
         every = torch.cat(found.indices).sort().values
         if not torch.equal(every, torch.arange(len(every), dtype=torch.int64, device="cpu")):
             raise ValueError(
@@ -98,9 +100,7 @@ class Shards:
     def indices(self) -> tuple[Tensor, ...]:
         """For each rank int64 (n_r,)."""
         return tuple(
-            x
-            if isinstance(x, Tensor)
-            else torch.arange(x.start, max(x.stop, x.start), x.step, dtype=torch.int64, device="cpu")
+            x if isinstance(x, Tensor) else torch.arange(len(x), dtype=torch.int64, device="cpu") * x.step + x.start
             for x in self.of_ranks
         )
 
@@ -164,7 +164,8 @@ def unshard(x: Tensor, shards: Shards, group: Any = None, dim: int = -2) -> Tens
     group: as of `ring_attention`, or a mesh of two dimensions as of `usp_attention`. Differentiable once: the gradient
     of a rank's part is the sum of its gradients on all ranks, as the loss is the sum of their losses. Raises
     ShapeError, on every rank, if parts do not fit the shards, Unsupported for a device for which the group has no
-    backend, and PeerError where another rank raises an error or has a part of another dtype or of other axes.
+    backend, and PeerError where another rank raises an error, or has other shards, or a part of another dtype or of
+    other axes.
     """
     ranks = Ranks.of(group)
     with ranks.telling():
@@ -173,6 +174,7 @@ def unshard(x: Tensor, shards: Shards, group: Any = None, dim: int = -2) -> Tens
         description: CallDescription = {
             "the function": "unshard",
             "x": PartOfTokens(x, dim),
+            "shards": described(shards, shards.indices),
             "the device": x.device.type,
         }
         for peers in ranks.levels:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from regard.backends.base import Backend
-from regard.call.arguments import answers_calls
+from regard.call.arguments import answers_calls, check_kinds
 from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
@@ -60,12 +60,15 @@ def usp_attention(
         raise ShapeError(
             f"group is a mesh {tuple(group.shape)}; expected two dimensions, and {count_of(shards.ranks, 'rank')}."
         )
+    if key_shards is not None and key_shards.ranks != shards.ranks:
+        raise ShapeError(f"key_shards are of {count_of(key_shards.ranks, 'rank')}; expected {shards.ranks}, as shards.")
     ranks = Ranks.of(group, timeout)
     inner, outer = ranks.levels
     row, width = outer.rank, inner.count
     # An error before the ring is sent to the row, which sends it to the columns; the ring itself sends the columns its
     # errors, and the row then receives them.
     with ranks.telling():
+        check_kinds(score, mask, positions, dropout)
         queries, keys = (_by_row(x, width) for x in (shards, shards if key_shards is None else key_shards))
         logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
         if dropout is not None and dropout.seed is None and dropout.p > 0:

@@ -68,7 +68,8 @@ class KVCache(ABC):
 
     @abstractmethod
     def read(self) -> tuple[Tensor, Tensor]:
-        """The keys and values that the last append returned, less what `crop` removed, in the order of `reorder`.
+        """The keys and values that the last append returned, in the order of `reorder`; after `crop` those that the
+        next token reads.
 
         `positions` and `mask` are of them. Raises ValueError where no tokens have come yet, which say the axes.
         """
